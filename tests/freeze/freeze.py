@@ -101,7 +101,10 @@ def speech(bundles):
             with tts.session(seed=7, max_len=12) as session:
                 session.push_text("Hello there. And more to say. ")
                 session.flush()
-                own["session"] = [(c.sentence, c.state_id, c.pcm.tobytes().hex()[:64]) for c in session]
+                own["session"] = [
+                    (c.sentence, c.state_id, hashlib.sha256(c.pcm.tobytes()).hexdigest()[:16])
+                    for c in session
+                ]
             with contextlib.suppress(InputError):  # It may exceed the KV cache of a small bundle.
                 voice = tts.create_voice((noise, 16_000), "so it is.", name="noise")
                 own["voice"] = [voice.digest, digest(tts.generate("hi.", voice=voice, seed=1, max_len=9))]
