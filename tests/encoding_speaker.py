@@ -64,11 +64,17 @@ class Speaker:
                 yield Piece(self.audio(index, patch), index, patch + 1)
 
 
+def spoken(session: Session, *fragments: str) -> list[AudioChunk]:
+    """All chunks of these fragments of text."""
+    for fragment in fragments:
+        session.push_text(fragment)
+    session.flush()
+    return list(session)
+
+
 def heard(text: str = TEXT, **options: object) -> list[tuple]:
     with Session(Speaker(), RATE, **options) as session:
-        session.push_text(text)
-        session.flush()
-        return [as_tuple(chunk) for chunk in session]
+        return [as_tuple(chunk) for chunk in spoken(session, text)]
 
 
 def as_tuple(chunk: AudioChunk) -> tuple:

@@ -7,8 +7,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partialmethod
 from typing import Any
 
+import httpx2
 import openai
 
 from voxcpm_runtime import VoxCPM
@@ -57,6 +59,22 @@ class ServerOnLoopback:
         made = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
         self._clients.append(made)
         return made
+
+    def _asked(self, method: str, path: str, **given: Any) -> httpx2.Response:
+        return httpx2.request(method, self.url + path, **given)
+
+    get = partialmethod(_asked, "GET")
+    post = partialmethod(_asked, "POST")
+    delete = partialmethod(_asked, "DELETE")
+    head = partialmethod(_asked, "HEAD")
+    options = partialmethod(_asked, "OPTIONS")
+
+    def metrics(self) -> str:
+        return self.get("/metrics").text
+
+    def speak(self, text: str = "Hello.", **fields: Any) -> httpx2.Response:
+        """The answer to a request for speech, as JSON."""
+        return self.post("/v1/audio/speech", json={"model": "tts-1", "input": text, **fields})
 
     def stop(self) -> None:
         for client in self._clients:

@@ -286,7 +286,7 @@ def test_commands_run(document, request, monkeypatch, capfdbinary):
     "document", [d for d in DOCUMENTS if not d.name.startswith("server")], ids=identifier
 )
 def test_python_runs(document, request):
-    """The server's manuals: tests/server/test_server_documentation.py."""
+    """The server's manuals: tests/server/test_serve_command.py."""
     if not any(block.language == "python" for block in blocks(document)):
         pytest.skip("no Python")
     request.getfixturevalue("workplace")

@@ -29,14 +29,14 @@ ROOMS = {
     "runtime/voxcpm_runtime/markup": [
         "runtime/markup",
         "runtime/speech/test_modes.py",
-        "server/api/test_clean_requests.py",
+        "server/api/test_requests.py",
     ],
     "server/voxcpm_server/cluster": ["server/cluster"],
     "server/voxcpm_server/elevenlabs": [
         "server/elevenlabs",
-        "server/api/test_clean_requests.py",
+        "server/api/test_requests.py",
         "server/streams/test_agents.py",
-        "server/streams/test_unsayable_text.py",
+        "server/api/test_reports.py",
     ],
     "server/voxcpm_server/jobs": ["server/jobs"],
     "server/voxcpm_server/page": ["server/page"],

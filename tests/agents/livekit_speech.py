@@ -18,10 +18,10 @@ from livekit.plugins import elevenlabs, openai
 PATIENCE = APIConnectOptions(max_retry=0, timeout=60)
 
 
-async def main(name: str, url: str, key: str, text: str, out: str) -> None:
+async def main(name, url, key, text, out):
     audio, words, first, more = bytearray(), [], None, {}
     asked = time.perf_counter()
-    errors: list[str] = []
+    errors = []
     async with aiohttp.ClientSession() as session:
         if name == "openai":
             tts = openai.TTS(base_url=f"{url}/v1", api_key=key, voice="alloy")

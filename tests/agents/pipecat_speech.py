@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pipecat.frames.frames import (
     EndFrame,
-    ErrorFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
@@ -34,7 +33,7 @@ PATIENCE = 60
 class Listener(FrameProcessor):
     """Collects the service's output."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.audio = bytearray()
         self.words: list[tuple[str, float]] = []
@@ -42,7 +41,7 @@ class Listener(FrameProcessor):
         self.first: float | None = None
         self.stopped = asyncio.Event()
 
-    async def process_frame(self, frame, direction) -> None:
+    async def process_frame(self, frame, direction):
         await super().process_frame(frame, direction)
         if isinstance(frame, TTSAudioRawFrame):
             self.first = self.first or time.perf_counter()
@@ -54,7 +53,7 @@ class Listener(FrameProcessor):
         await self.push_frame(frame, direction)
 
 
-def service(name: str, url: str, key: str):
+def service(name, url, key):
     if name == "openai":
         return OpenAITTSService(
             api_key=key, base_url=f"{url}/v1", settings=OpenAITTSService.Settings(voice="alloy")
@@ -67,7 +66,7 @@ def service(name: str, url: str, key: str):
     )
 
 
-async def main(name: str, url: str, key: str, text: str, out: str) -> None:
+async def main(name, url, key, text, out):
     listener = Listener()
     worker = PipelineWorker(
         Pipeline([service(name, url, key), listener]),
@@ -77,17 +76,17 @@ async def main(name: str, url: str, key: str, text: str, out: str) -> None:
     started = asyncio.Event()
 
     @worker.event_handler("on_pipeline_started")
-    async def _(_worker, _frame) -> None:
+    async def _(_worker, _frame):
         started.set()
 
     @worker.event_handler("on_pipeline_error")
-    async def _(_worker, frame: ErrorFrame) -> None:
+    async def _(_worker, frame):
         listener.errors.append(frame.error)
         listener.stopped.set()
 
     asked = 0.0
 
-    async def talk() -> None:
+    async def talk():
         nonlocal asked
         await asyncio.wait_for(started.wait(), PATIENCE)
         asked = time.perf_counter()

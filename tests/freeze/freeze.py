@@ -4,8 +4,8 @@
 
 Records what users see through public names alone: samples of every generation, precision and mode, streamed and whole;
 public names and signatures; commands and their flags; the OpenAPI document and answers to fixed requests; the packages
-and test vectors that a conversion writes, and the figures that validation measures against upstream. Otherwise both
-trees speak with the same bundles, which REVISION's tree converts.
+and test vectors that a conversion writes. Otherwise both trees speak with the same bundles, which REVISION's tree
+converts.
 
 Prints each difference, and exits with 1 if there is one. No record is kept, as samples depend on the processor and on
 the release of ONNX Runtime.
@@ -28,7 +28,6 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,9 @@ ROOTS = ("constants", "runtime", "conversion", "validation", "server")
 CONFIGURATIONS = ("tiny", "tiny-kv", "tiny-2")
 CONVERTED = ("--precision", "fp16", "--precision", "int8", "--max-length", "128", "--quantize", "all")
 Record = dict[str, Any]
+PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 LONG = "Hello there. The old farmer fed his chickens.\n\nThen he walked to the river, slowly, and sat down there."
-REQUESTS: tuple[tuple[str, dict[str, Any] | None], ...] = (
+REQUESTS = (
     ("/healthz", None),
     ("/v1/models", None),
     ("/v1/audio/voices", None),
@@ -56,7 +56,7 @@ REQUESTS: tuple[tuple[str, dict[str, Any] | None], ...] = (
 )
 
 
-def speech(bundles: Path) -> Record:
+def speech(bundles):
     """Digests of samples, by bundle, precision and mode."""
     import numpy as np
 
@@ -65,7 +65,7 @@ def speech(bundles: Path) -> Record:
 
     warnings.simplefilter("ignore")
     noise = np.random.default_rng(3).standard_normal(8_000).astype(np.float32) * 0.1
-    modes: dict[str, dict[str, Any]] = {
+    modes = {
         "plain": {"text": "hello there."},
         "long": {"text": LONG, "segment_tokens": 12},
         "bounded": {"text": LONG, "segment_tokens": 12, "max_len": 9, "retry_badcase": False},
@@ -77,46 +77,45 @@ def speech(bundles: Path) -> Record:
         "control": {"text": "hello.", "control": "warm, slow"},
     }
 
-    def digest(audio: Any) -> str:
-        return hashlib.sha256(pcm16(audio).tobytes()).hexdigest()[:16]
+    def digest(audio):
+        return [len(audio), hashlib.sha256(pcm16(audio).tobytes()).hexdigest()[:16]]
 
-    record: Record = {}
+    record = {}
     opened = [(None, None), *((name, p) for name in CONFIGURATIONS for p in ("int8", "fp16"))]
     for name, precision in opened:
         with VoxCPM.from_bundle(None if name is None else bundles / name, precision, threads=2) as tts:
+            own = record[f"{name or 'built-in'} {precision or ''}"] = {}
             for mode, given in modes.items():
-                key = f"{name or 'built-in'} {precision or ''} {mode}"
                 named = {"seed": 7, "max_len": 24, **given}
                 try:
                     made = tts.speak(**named)
                     told = [(s.text, s.seed, s.attempts, s.stopped, s.reason) for s in made.segments]
-                    record[key] = [len(made.audio), digest(made.audio), made.seed, told]
+                    own[mode] = [digest(made.audio), made.seed, told]
                     named["retry_badcase_max_times"] = 1
-                    streamed = np.concatenate(list(tts.generate_streaming(**named, chunk_patches=2)))
-                    record[f"{key} streamed"] = [len(streamed), digest(streamed)]
+                    chunks = tts.generate_streaming(**named, chunk_patches=2)
+                    own[f"{mode} streamed"] = digest(np.concatenate(list(chunks)))
                 except Exception as error:  # noqa: BLE001 - part of the record
-                    record[key] = f"{type(error).__name__}: {error}"
+                    own[mode] = f"{type(error).__name__}: {error}"
             batch = tts.batch([{"text": "hello there.", "seed": s, "max_len": 8 + s} for s in range(4)])
-            record[f"{name} {precision} batch"] = [digest(each.audio) for each in batch]
+            own["batch"] = [digest(each.audio) for each in batch]
             with tts.session(seed=7, max_len=12) as session:
                 session.push_text("Hello there. And more to say. ")
                 session.flush()
-                record[f"{name} {precision} session"] = [
-                    (chunk.sentence, chunk.state_id, hashlib.sha256(chunk.pcm.tobytes()).hexdigest()[:16])
-                    for chunk in session
+                own["session"] = [
+                    (c.sentence, c.state_id, hashlib.sha256(c.pcm.tobytes()).hexdigest()[:16])
+                    for c in session
                 ]
             with contextlib.suppress(InputError):  # It may exceed the KV cache of a small bundle.
                 voice = tts.create_voice((noise, 16_000), "so it is.", name="noise")
-                spoken = digest(tts.generate("hi.", voice=voice, seed=1, max_len=9))
-                record[f"{name} {precision} voice"] = [voice.digest, spoken]
+                own["voice"] = [voice.digest, digest(tts.generate("hi.", voice=voice, seed=1, max_len=9))]
     return record
 
 
-def names(_: Path) -> Record:
+def names(_):
     """Public names of the runtime with their signatures."""
     import voxcpm_runtime
 
-    record: Record = {}
+    record = {}
     for name in voxcpm_runtime.__all__:
         value = getattr(voxcpm_runtime, name)
         members = {
@@ -126,18 +125,18 @@ def names(_: Path) -> Record:
     return record
 
 
-def _signature(value: Any) -> str:
+def _signature(value):
     try:
         return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(value)))
     except (TypeError, ValueError):
         return type(value).__name__
 
 
-def flags(_: Path) -> Record:
+def flags(_):
     """The flags of every command."""
     from voxcpm_runtime.commands.cli import main
 
-    def helped(*arguments: str) -> str:
+    def helped(*arguments):
         output = io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
             main([*arguments, "--help"])
@@ -147,17 +146,13 @@ def flags(_: Path) -> Record:
     return {command: sorted(set(re.findall(r"--[a-z][a-z0-9-]*", helped(command)))) for command in commands}
 
 
-def answers(_: Path) -> Record:
+def answers(_):
     """A server's responses: status, type and body."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
-    server = subprocess.Popen(
-        [sys.executable, "-c", command, "serve", "--port", str(port)], stderr=subprocess.DEVNULL
-    )
+    base, command = f"http://127.0.0.1:{port}", [sys.executable, "-c", PROGRAM, "serve", "--port", str(port)]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        base = f"http://127.0.0.1:{port}"
         for _ in range(300):
             with contextlib.suppress(OSError):
                 if _answer(base + "/ready", None)[0] == 200:
@@ -169,27 +164,26 @@ def answers(_: Path) -> Record:
         server.wait()
 
 
-def _answer(url: str, body: dict[str, Any] | None) -> list[Any]:
+def _answer(url, body):
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - our server
     try:
-        with urllib.request.urlopen(request) as reply:  # noqa: S310
-            status, kind, content = reply.status, reply.headers["Content-Type"], reply.read()
+        reply = urllib.request.urlopen(request)  # noqa: S310
     except urllib.error.HTTPError as error:
-        status, kind, content = error.code, error.headers["Content-Type"], error.read()
+        reply = error
+    with reply:
+        status, kind, content = reply.status, reply.headers["Content-Type"], reply.read()
     if kind.startswith("application/json"):
-        said = re.sub(
-            r'"(request_id|id|created|uptime[a-z_]*)": ?("[^"]*"|[0-9.]+)', r'"\1": 0', content.decode()
-        )
-        return [status, kind, said]
+        changing = r'"(request_id|id|created|uptime[a-z_]*)": ?("[^"]*"|[0-9.]+)'
+        return [status, kind, re.sub(changing, r'"\1": 0', content.decode())]
     return [status, kind, len(content), hashlib.sha256(content).hexdigest()[:16]]
 
 
-def packages(bundles: Path) -> Record:
+def packages(bundles):
     """Checksums of the weights, constants, tokenizer and vectors of a conversion; programs name values anew."""
     from voxcpm_runtime.commands.cli import main
 
-    record: Record = {}
+    record = {}
     for name in CONFIGURATIONS:
         with tempfile.TemporaryDirectory() as folder:
             bundle = Path(folder, name)
@@ -200,51 +194,33 @@ def packages(bundles: Path) -> Record:
     return record
 
 
-def validation(bundles: Path) -> Record:
-    """Figures and verdicts of `validate`, without its times."""
-    from voxcpm_runtime.commands.cli import main
-
-    record: Record = {}
-    for name in CONFIGURATIONS:
-        checkpoint = str(bundles / f"checkpoint-{name}")
-        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(SystemExit):
-            given = ["--checkpoint", checkpoint, "--report", folder, "--patches", "4", "--text", "hello."]
-            main(["validate", str(bundles / name), *given])
-            record[name] = json.loads(Path(folder, "validation.json").read_text())
-    return record
+PARTS = {part.__name__: part for part in (speech, names, flags, answers, packages)}
 
 
-PARTS: dict[str, Callable[[Path], Record]] = {
-    part.__name__: part for part in (speech, names, flags, answers, packages, validation)
-}
-
-
-def _recorded(tree: Path, part: str, bundles: Path) -> Record:
-    """The record of a tree's packages, made in a subprocess."""
+def _run(tree, *command, **given):
+    """Run Python with a tree's packages."""
     path = os.pathsep.join(str(tree / root) for root in ROOTS)
     environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "200"}
-    command = [sys.executable, __file__, "--record", part, str(bundles)]
-    return json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+    return subprocess.run([sys.executable, *command], env=environment, check=True, **given)
 
 
-def _convert(tree: Path, folder: Path) -> None:
-    path = os.pathsep.join(str(tree / root) for root in ROOTS)
-    program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+def _recorded(tree, part, bundles):
+    """The record of a tree's packages, made in a subprocess."""
+    return json.loads(_run(tree, __file__, "--record", part, str(bundles), stdout=subprocess.PIPE).stdout)
 
-    def run(*arguments: str) -> None:
-        command = [sys.executable, "-c", program, *arguments]
-        subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, stdout=subprocess.DEVNULL)
 
+def _convert(tree, folder):
     for name in CONFIGURATIONS:
         checkpoint, bundle = folder / f"checkpoint-{name}", folder / name
-        if bundle.exists():
-            continue
-        if not checkpoint.exists():
-            run("synthetic", name, "-o", str(checkpoint), "--dtype", "float32")
-        run("convert", str(checkpoint), "-o", str(bundle), *CONVERTED)
+        for output, command in (
+            (checkpoint, ("synthetic", name, "-o", str(checkpoint), "--dtype", "float32")),
+            (bundle, ("convert", str(checkpoint), "-o", str(bundle), *CONVERTED)),
+        ):
+            if not bundle.exists() and not output.exists():
+                _run(tree, "-c", PROGRAM, *command, stdout=subprocess.DEVNULL)
 
 
-def differences(before: Any, after: Any, place: str = "") -> list[str]:
+def differences(before, after, place=""):
     """Each path at which two records differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = [*before, *(key for key in after if key not in before)]
@@ -256,7 +232,7 @@ def differences(before: Any, after: Any, place: str = "") -> list[str]:
     return [] if before == after else [f"{place}:\n    before {before!r}\n    after  {after!r}"]
 
 
-def main() -> int:
+def main():
     """Compare this tree with a revision."""
     if sys.argv[1:2] == ["--record"]:
         with contextlib.redirect_stdout(sys.stderr):
@@ -275,7 +251,7 @@ def main() -> int:
     if not earlier.exists():
         subprocess.run([*git, "worktree", "add", "--detach", str(earlier), revision], check=True)
     _convert(earlier, folder)
-    found: list[str] = []
+    found = []
     for part in given.only:
         record = folder / f"{part}.json"
         if not record.exists():

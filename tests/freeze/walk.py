@@ -19,11 +19,10 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType
 
 ROOTS = tuple(f"{Path(__file__).resolve().parents[2] / root}/" for root in (
     "constants", "conversion", "runtime", "server", "training", "validation"))  # fmt: skip
@@ -34,7 +33,7 @@ _CHECKS = re.compile(r"/runtime/|/(gate|recording|alignment|vectors)\.py$")
 class Walk:
     """The functions called until a step model computes, and the generators on the stack at each call."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: Counter[CodeType] = Counter()
         self.before_call: Counter[CodeType] | None = None
         """The calls until a `StepFunction` was called; None until then."""
@@ -43,7 +42,7 @@ class Walk:
         self.generators: list[CodeType] = []
         """The longest stack of generators during a step model, outermost first."""
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+    def __call__(self, frame, event, _):
         code = frame.f_code
         if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(ROOTS):
             if code.co_name == "__call__" and code.co_varnames[:3] == ("self", "inputs", "state"):
@@ -56,7 +55,7 @@ class Walk:
             self.generators = max(self.generators, stacked, key=len)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self):
         """A context in which all threads' calls count."""
         threading.setprofile(self)
         sys.setprofile(self)
@@ -67,41 +66,34 @@ class Walk:
             threading.setprofile(None)  # type: ignore[arg-type]
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+def _stack(frame):
     while frame is not None:
         if frame.f_code.co_filename.startswith(ROOTS):
             yield frame
         frame = frame.f_back
 
 
-def _place(code: CodeType) -> str:
+def _place(code):
     root = next(root for root in ROOTS if code.co_filename.startswith(root))
     name = getattr(code, "co_qualname", code.co_name)
     return f"{code.co_filename.removeprefix(root)}:{code.co_firstlineno} {name}"
 
 
-def _generate(walk: Walk) -> None:
+def _generate(walk, streamed=False):
     from voxcpm_runtime import VoxCPM
 
     with VoxCPM.from_bundle(None) as tts, walk.watching():
-        tts.generate(TEXT, seed=7)
+        list((tts.generate_streaming if streamed else tts.generate)(TEXT, seed=7))
 
 
-def _stream(walk: Walk) -> None:
-    from voxcpm_runtime import VoxCPM
-
-    with VoxCPM.from_bundle(None) as tts, walk.watching():
-        list(tts.generate_streaming(TEXT, seed=7))
-
-
-def _command(walk: Walk) -> None:
+def _command(walk):
     from voxcpm_runtime.commands.cli import main as run
 
     with tempfile.TemporaryDirectory() as folder, walk.watching():
         run(["generate", "--text", TEXT, "--seed", "7", "--quiet", "-o", str(Path(folder, "hello.wav"))])
 
 
-def _request(walk: Walk) -> None:
+def _request(walk):
     """A request to a server that has spoken before; its threads are watched from their start."""
     from starlette.testclient import TestClient
 
@@ -120,7 +112,7 @@ def _request(walk: Walk) -> None:
         client.post("/v1/audio/speech", json=body).raise_for_status()
 
 
-def _convert(walk: Walk) -> None:
+def _convert(walk):
     from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
     from voxcpm_runtime.commands.cli import main as run
 
@@ -132,12 +124,12 @@ PARTS = {
     "generate": _generate,
     "command": _command,
     "request": _request,
-    "stream": _stream,
+    "stream": partial(_generate, streamed=True),
     "convert": _convert,
 }
 
 
-def main() -> None:
+def main():
     """Print the counts, and with `--list` the functions."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="each function with its number of calls")
@@ -147,23 +139,22 @@ def main() -> None:
         for each in [part for part in PARTS if part != "convert"]:  # which takes minutes
             subprocess.run([sys.executable, __file__, "--part", each, *sys.argv[1:]], check=True)
         return
-    walk = Walk()
-    PARTS[part](walk)
+    PARTS[part](walk := Walk())
     if part == "stream":
         print(f"stream: {len(walk.generators)} generators")
-        for code in walk.generators if listed else ():
-            print(f"         {_place(code)}")
+        print(*(f"         {_place(code)}" for code in walk.generators if listed), sep="\n")
         return
     passed = walk.calls if part == "convert" else walk.before
     if passed is None:
         sys.exit(f"{part}: no step model computes")
-    modules = {code.co_filename for code in passed}
-    print(f"{part}: {len(passed)} functions in {len(modules)} modules, {sum(passed.values())} calls")
+
+    def size(codes):
+        return f"{len(codes)} functions in {len({code.co_filename for code in codes})} modules"
+
+    print(f"{part}: {size(passed)}, {sum(passed.values())} calls")
     if part == "convert":
         own = [code for code in passed if not _CHECKS.search(code.co_filename)]
-        print(
-            f"         {len(own)} in {len({code.co_filename for code in own})} without what runs the finished packages"
-        )
+        print(f"         {size(own)} without what runs the finished packages")
     for code in sorted(passed, key=_place) if listed else ():
         print(f"  {passed[code]:6} {_place(code)}")
 

@@ -13,10 +13,8 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from robustness.watched import Ended
 
@@ -45,7 +43,7 @@ class CommandEnded:
     hung: bool
 
 
-def arm(folder: str, log: str, call: int, error: int) -> None:
+def arm(folder, log, call, error):
     """Have the preloaded library count calls on files below a folder, and disturb one. See `system_calls.c`.
 
     log: a file for a line of each call, or none. call: its number, from 0, or -1. error: its errno; 0 kills.
@@ -56,7 +54,7 @@ def arm(folder: str, log: str, call: int, error: int) -> None:
     library.robustness_arm(descriptor, ctypes.c_long(call), error)
 
 
-def scene() -> Callable[[dict[str, Any]], Ended]:
+def scene():
     """What runs a command: {"arguments", "folder", "environment"} and perhaps "kill_after" (seconds), or "call",
     "error" and "log", as of `arm`.
     """
@@ -65,7 +63,7 @@ def scene() -> Callable[[dict[str, Any]], Ended]:
     return lambda case: Ended("ended", json.dumps(_run(case)))
 
 
-def _run(case: dict[str, Any]) -> dict[str, Any]:
+def _run(case):
     # Not TemporaryDirectory: an exiting child would remove it too.
     outputs = Path(tempfile.mkdtemp())
     child = os.fork()
@@ -86,7 +84,7 @@ def _run(case: dict[str, Any]) -> dict[str, Any]:
     return {"code": os.waitstatus_to_exitcode(status), "err": said, "hung": hung}
 
 
-def _become(case: dict[str, Any], outputs: Path) -> None:
+def _become(case, outputs):
     """The child: run the command and exit. Never returns."""
     code = 70
     try:

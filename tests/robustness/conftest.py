@@ -3,7 +3,6 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,19 @@ SHARE = float(os.environ.get("TORTURE_SHARE", "1"))
 
 
 @pytest.fixture(scope="session")
-def torture_seed() -> int:
+def torture_seed():
     """The random seed; `TORTURE_SEED` overrides it."""
     return int(os.environ.get("TORTURE_SEED", "17"))
 
 
 @pytest.fixture(scope="session")
-def share() -> Callable[[int], int]:
+def share():
     """share(cases): the number of cases to run, scaled by `TORTURE_SHARE` from 0 to 1."""
     return lambda cases: max(1, round(SHARE * cases))
 
 
 @pytest.fixture(scope="session")
-def system_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def system_calls(tmp_path_factory):
     """The library that counts and fails system calls; skips off Linux and without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if platform.system() != "Linux" or compiler is None:
@@ -40,19 +39,14 @@ def system_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def commands(system_calls: Path) -> Iterator[Watched]:
+def commands(system_calls):
     """What runs commands."""
     with Watched("robustness.commands:scene", library=system_calls, hang_seconds=400, memory=0) as process:
         yield process
 
 
 @pytest.fixture(scope="session")
-def materials(
-    speaking_bundle: Path,
-    tiny_checkpoint: Path,
-    commands: Watched,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Materials:
+def materials(speaking_bundle, tiny_checkpoint, commands, tmp_path_factory):
     """What the commands read."""
     folder = tmp_path_factory.mktemp("materials")
     cache, recording = folder / "cache", folder / "me.wav"
@@ -65,7 +59,7 @@ def materials(
     return Materials(speaking_bundle, cache, checkpoint, recording, folder / "earlier", folder / "begun")
 
 
-def _min_checkpoint(folder: Path, tiny: Path) -> Path:
+def _min_checkpoint(folder, tiny):
     """A checkpoint of one layer each, with the tokenizer of another one: a third of the work to convert.
 
     It has as many positions as the built-in voice is converted for.
@@ -83,13 +77,11 @@ def _min_checkpoint(folder: Path, tiny: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def whole(
-    materials: Materials, commands: Watched, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Whole]:
+def whole(materials, commands, tmp_path_factory):
     """whole(name): the undisturbed run of a scenario, cached."""
 
     @functools.cache
-    def of(name: str) -> Whole:
+    def of(name):
         if "begun" in SCENARIOS[name].there.values() and not materials.begun.exists():
             begin(of("convert"), materials.begun)
         return Whole(name, commands, materials, tmp_path_factory.mktemp("whole"))

@@ -4,10 +4,9 @@ import functools
 import hashlib
 import json
 import re
-from pathlib import Path
 
 
-def files(folder: Path) -> dict[str, str]:
+def files(folder):
     """Digests of all files and empty folders below a folder, by relative path."""
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -24,18 +23,18 @@ def files(folder: Path) -> dict[str, str]:
 
 
 @functools.cache
-def _digest(path: Path, *_state: int) -> str:
+def _digest(path, *_state):
     """The cached digest of a file's current state, as a case reads its folder several times."""
     return hashlib.sha256(_comparable(path)).hexdigest()
 
 
-def _is_a_probe(path: Path) -> bool:
+def _is_a_probe(path):
     """Whether a file is what Python tries a temporary folder with, which a kill at that very moment leaves there."""
     is_named_so = path.parent.name == "temporary" and re.fullmatch(r"[a-z0-9_]{8}", path.name)
     return bool(is_named_so) and path.stat().st_size <= len(b"blat")
 
 
-def _comparable(path: Path) -> bytes:
+def _comparable(path):
     """The content of a file without what no two conversions have in common: coremltools names the items of a package by
     chance, and a bundle's manifest has their digest.
     """
@@ -55,13 +54,13 @@ def _comparable(path: Path) -> bytes:
     return content
 
 
-def _checked_digest(path: Path) -> bytes:
+def _checked_digest(path):
     """A manifest's digest, for which only counts whether it is that of the manifest."""
     content, written = path.read_bytes(), (path.parent / "manifest.json").read_bytes()
     return b"as it must be" if hashlib.sha256(written).hexdigest().encode() in content else content
 
 
-def calls(log: Path, folder: Path) -> list[tuple[str, str]]:
+def calls(log, folder):
     """The kind and relative path of each system call on a file in a run's folder."""
     lines = (line.split(" ", 1) for line in log.read_text().splitlines())
     return [(kind, path.removeprefix(f"{folder}/")) for kind, path in lines]

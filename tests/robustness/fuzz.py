@@ -6,36 +6,15 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from robustness.reader import Reader
-from robustness.readers import bundles, programs, requests, texts, voices
+from robustness.readers import READERS
 from robustness.watched import FAILURES, Ended, ending
 
 BATCH, TAKEN = "batch", "taken"
-READERS: dict[str, Callable[[Path, Path], Reader]] = {
-    maker.__name__: maker
-    for maker in (
-        bundles.manifest,
-        bundles.npy,
-        bundles.tokenizer,
-        bundles.tokenizer_config,
-        programs.lowering,
-        programs.weights,
-        voices.voice,
-        texts.batch_lines,
-        texts.recording,
-        texts.text,
-        requests.speech_json,
-        requests.wyoming,
-    )
-}
-"""What makes each reader from the folder of a bundle with int8 and an empty folder of its own."""
 
 
-def made(name: str, bundle: Path) -> Reader:
+def made(name, bundle):
     """A reader, with files of its own beside the bundle."""
     folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-", dir=bundle.parent))
     os.environ["VOXCPM_COREML_CACHE"] = str(folder / "cache")
@@ -43,29 +22,29 @@ def made(name: str, bundle: Path) -> Reader:
     return READERS[name](bundle, folder / "own")
 
 
-def outcome(reader: Reader, content: bytes) -> Ended:
+def outcome(reader, content):
     """The outcome of one input."""
 
-    def read() -> Ended:
+    def read():
         refused = reader.read(content)
         return Ended(refused if isinstance(refused, str) else TAKEN)
 
     return ending(read)
 
 
-def scene(bundle: str) -> Callable[[dict[str, Any]], Ended]:
+def scene(bundle):
     """What runs a case: the inputs of a "reader" with the seeds from "first" to "last", or one input: "content" (in
     hexadecimal), or "edit" of the first valid one; with neither, the inputs as they are.
 
     A case of one input ends as that input, any other as BATCH, with counts and failures as JSON.
     """
-    readers: dict[str, Reader] = {}
+    readers = {}
 
-    def changed(name: str, seed: int) -> bytes:
+    def changed(name, seed):
         chance = random.Random(f"{name} {seed}")
         return readers[name].changed(chance.choice(readers[name].valid), chance)
 
-    def run(case: dict[str, Any]) -> Ended:
+    def run(case):
         name = case["reader"]
         if name not in readers:
             readers[name] = made(name, Path(bundle))
@@ -85,7 +64,7 @@ def scene(bundle: str) -> Callable[[dict[str, Any]], Ended]:
     return run
 
 
-def edited(content: bytes, edit: dict[str, Any]) -> bytes:
+def edited(content, edit):
     """A JSON document with `edit["value"]` in the place `edit["path"]`, the keys that lead there."""
     document = json.loads(content)
     *path, last = edit["path"]
@@ -96,10 +75,10 @@ def edited(content: bytes, edit: dict[str, Any]) -> bytes:
     return json.dumps(document).encode()
 
 
-def _batch(reader: Reader, inputs: Any) -> Ended:
+def _batch(reader, inputs):
     """Counts and failures of several inputs, and the seconds of the slowest one."""
-    counts: Counter[str] = Counter()
-    wrong: list[tuple[int, str, str]] = []
+    counts = Counter()
+    wrong = []
     slowest = 0.0
     for number, content in inputs:
         began = time.process_time()

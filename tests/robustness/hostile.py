@@ -14,10 +14,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from robustness.damage import copy_of_one_precision
 from robustness.watched import TRACEBACK, Ended, ending
+from voxcpm_constants.manifest import Manifest, record_file
+from voxcpm_runtime import Voice, VoxCPM
+from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
 
 LARGE = 100_000_000
 """The size of oversized content."""
@@ -33,7 +35,7 @@ _TOUCHES = {
 class Place:
     """Folders of a case: `inside` may be modified; `outside` has a secret and must not change."""
 
-    def __init__(self, bundle: str, checkpoint: str) -> None:
+    def __init__(self, bundle, checkpoint):
         root = Path(tempfile.mkdtemp(prefix="hostile-", dir=Path(bundle).parent))
         self.root, self.inside, self.outside = root, root / "inside", root / "outside"
         self.inside.mkdir()
@@ -46,10 +48,8 @@ class Place:
             self.bundle = self.inside / "bundle"
             copy_of_one_precision(Path(bundle), self.bundle)
 
-    def record(self, name: str) -> None:
+    def record(self, name):
         """Update the manifest's digest of a file."""
-        from voxcpm_constants.manifest import Manifest, record_file
-
         manifest = Manifest.read(self.bundle)
         files = {**manifest.files, name: record_file(self.bundle / name)}
         manifest.model_copy(update={"files": files}).write(self.bundle)
@@ -58,10 +58,10 @@ class Place:
 class Runs:
     """An object whose pickle runs a command when it is read."""
 
-    def __init__(self, canary: Path) -> None:
+    def __init__(self, canary):
         self._canary = canary
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.system, (f"touch {self._canary}",)
 
 
@@ -69,14 +69,13 @@ Change = Callable[[Place], object]
 """Creates the content; may return a function that reads it."""
 
 
-def opens(place: Place) -> None:
-    from voxcpm_runtime import VoxCPM
+def opens(place):
 
     with VoxCPM.from_bundle(place.bundle, precision="int8", threads=1) as tts:
         tts.speak("Yes.", seed=1, retry_badcase=False, inference_timesteps=2, max_len=2)
 
 
-def converts(place: Place) -> None:
+def converts(place):
     from voxcpm_conversion.checkpoint import Checkpoint
 
     opened = Checkpoint.open(place.checkpoint)
@@ -84,12 +83,10 @@ def converts(place: Place) -> None:
         opened.tensor(name)
 
 
-def blob_elsewhere(file_name: str) -> Change:
+def blob_elsewhere(file_name):
     """A program whose weights are in a file elsewhere."""
 
-    def change(place: Place) -> None:
-        from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
-
+    def change(place):
         package = place.bundle / "int8/feat_encoder.mlpackage"
         program = read_specification(package)
         (block,) = program.mlProgram.functions["main"].block_specializations.values()
@@ -102,10 +99,10 @@ def blob_elsewhere(file_name: str) -> Change:
     return change
 
 
-def large(name: str, start: bytes, end: bytes = b"", fill: bytes = b"\0") -> Change:
+def large(name, start, end=b"", fill=b"\0"):
     """A file of the bundle of 100 MB."""
 
-    def change(place: Place) -> None:
+    def change(place):
         (place.bundle / name).write_bytes(start + fill * (LARGE - len(start) - len(end)) + end)
         if name != "manifest.json":
             place.record(name)
@@ -113,25 +110,24 @@ def large(name: str, start: bytes, end: bytes = b"", fill: bytes = b"\0") -> Cha
     return change
 
 
-def tokenizer_regex(place: Place) -> None:
+def tokenizer_regex(place):
     path = place.bundle / "tokenizer/tokenizer.json"
     split = {"type": "Split", "pattern": {"Regex": r"(a+)+$"}, "behavior": "Isolated", "invert": False}
     path.write_text(json.dumps({**json.loads(path.read_text()), "pre_tokenizer": split}))
     place.record("tokenizer/tokenizer.json")
 
 
-def voice_header(place: Place) -> object:
-    from voxcpm_runtime import Voice
+def voice_header(place):
 
     path = place.inside / "a.voice"
     path.write_bytes(struct.pack("<Q", LARGE) + b'{"__metadata__":{"voice":"' + b"x" * LARGE + b'"}}')
     return lambda: Voice.load(path)
 
 
-def pickled_weights(name: str, form: str) -> Change:
+def pickled_weights(name, form):
     """A checkpoint whose weights run a command."""
 
-    def change(place: Place) -> None:
+    def change(place):
         import torch
 
         for path in place.checkpoint.glob(f"{'audiovae' if name.startswith('audiovae') else 'model'}.*"):
@@ -145,7 +141,7 @@ def pickled_weights(name: str, form: str) -> Change:
     return change
 
 
-def lora_pickle(place: Place) -> object:
+def lora_pickle(place):
     import torch
 
     from voxcpm_conversion.checkpoint import Checkpoint
@@ -158,19 +154,19 @@ def lora_pickle(place: Place) -> object:
     return lambda: Checkpoint.open(place.checkpoint, lora=folder)
 
 
-def shard_elsewhere(place: Place) -> None:
+def shard_elsewhere(place):
     (place.checkpoint / "model.safetensors").rename(place.outside / "model.safetensors")
     index = {"weight_map": {"a": "../../outside/model.safetensors"}}
     (place.checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def safetensors_header(place: Place) -> None:
+def safetensors_header(place):
     with (place.checkpoint / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", LARGE) + b'{"a":' + b" " * 1000)
         file.truncate(LARGE + 8)
 
 
-BUNDLES: dict[str, Change] = {
+BUNDLES = {
     "blob: path above": blob_elsewhere("@model_path/../../../../../outside/secret.bin"),
     "blob: absolute path": blob_elsewhere("{secret}"),
     "npy: header of version 2": large(
@@ -182,7 +178,7 @@ BUNDLES: dict[str, Change] = {
     "tokenizer: regular expression": tokenizer_regex,
     "voice: header of 100 MB": voice_header,
 }
-CHECKPOINTS: dict[str, Change] = {
+CHECKPOINTS = {
     **{
         f"pickle: {name}, {form}": pickled_weights(name, form)
         for name in ("pytorch_model.bin", "audiovae.pth")
@@ -194,12 +190,12 @@ CHECKPOINTS: dict[str, Change] = {
 }
 
 
-def scene(bundle: str, checkpoint: str = "") -> Callable[[str], Ended]:
+def scene(bundle, checkpoint=""):
     """What runs a case by its name: one of CHECKPOINTS with a checkpoint, otherwise one of BUNDLES."""
-    seen: list[str] = []
+    seen = []
     watching = SimpleNamespace(outside=None)
 
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+    def hook(event, arguments):
         if watching.outside is None:
             return
         if event in _STARTS:
@@ -213,7 +209,7 @@ def scene(bundle: str, checkpoint: str = "") -> Callable[[str], Ended]:
 
     sys.addaudithook(hook)
 
-    def run(case: str) -> Ended:
+    def run(case):
         place = Place(bundle, checkpoint)
         os.environ["VOXCPM_COREML_CACHE"] = str(place.inside / "cache")
         try:
@@ -235,5 +231,5 @@ def scene(bundle: str, checkpoint: str = "") -> Callable[[str], Ended]:
     return run
 
 
-def _listing(folder: Path) -> list[str]:
+def _listing(folder):
     return [f"{path} {path.stat().st_size}" for path in sorted(folder.rglob("*"))]

@@ -2,20 +2,17 @@
 
 import copy
 import json
-import random
-from collections.abc import Iterator
-from typing import Any
 
 DAMAGES = ("flip", "truncation", "swap")
 _LARGEST_BLOCK = 4096
 # Values that tend to break readers: integer limits, other types, other paths, unusual text.
-ODD_VALUES: tuple[Any, ...] = (
+ODD_VALUES = (
     None, True, 0, -1, 1, 2**31, 2**63, 10**22, 1e308, -0.0, float("nan"), float("inf"), "", "x" * 5000, "../../x",
     "/etc/passwd", "\x00", "\ud800", "\u0430\u0301\u200b", "C:\\x", "~root/x", [], {}, [[]], {"": None}, [1] * 300,
 )  # fmt: skip
 
 
-def damaged(content: bytes, damage: str, chance: random.Random) -> bytes:
+def damaged(content, damage, chance):
     """The content with one byte flipped, cut off, or with two of its blocks exchanged; never the content itself."""
     if not content:
         return b"\0"
@@ -27,7 +24,7 @@ def damaged(content: bytes, damage: str, chance: random.Random) -> bytes:
     return content[:at] + bytes([content[at] ^ chance.randrange(1, 256)]) + content[at + 1 :]
 
 
-def _swapped(content: bytes, chance: random.Random) -> bytes | None:
+def _swapped(content, chance):
     for _ in range(20):
         size = chance.randint(1, max(1, min(_LARGEST_BLOCK, len(content) // 3)))
         if 2 * size > len(content):
@@ -40,7 +37,7 @@ def _swapped(content: bytes, chance: random.Random) -> bytes | None:
     return None
 
 
-def mutated_bytes(content: bytes, chance: random.Random) -> bytes:
+def mutated_bytes(content, chance):
     """One to four changes: flips, cuts, insertions, swapped blocks, and integers at their limits."""
     for _ in range(chance.randint(1, 4)):
         at = chance.randint(0, len(content))
@@ -61,7 +58,7 @@ def mutated_bytes(content: bytes, chance: random.Random) -> bytes:
     return content
 
 
-def mutated_json(content: bytes, chance: random.Random) -> bytes:
+def mutated_json(content, chance):
     """A JSON document with one to three of its values changed, or sometimes with other bytes."""
     if chance.random() < 0.2:
         return mutated_bytes(content, chance)
@@ -75,7 +72,7 @@ def mutated_json(content: bytes, chance: random.Random) -> bytes:
     return json.dumps(document).encode()
 
 
-def _change(holder: Any, holders: list[Any], chance: random.Random) -> None:
+def _change(holder, holders, chance):
     """Replace, remove, repeat, rename or exchange one value of a list or dict."""
     key = _key(holder, chance)
     value = holder[key]
@@ -102,11 +99,11 @@ def _change(holder: Any, holders: list[Any], chance: random.Random) -> None:
             holder.append(value)
 
 
-def _key(holder: Any, chance: random.Random) -> Any:
+def _key(holder, chance):
     return chance.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
 
 
-def _holders(document: Any) -> Iterator[Any]:
+def _holders(document):
     if isinstance(document, dict | list) and document:
         yield document
         for value in document.values() if isinstance(document, dict) else document:
@@ -120,7 +117,7 @@ PIECES = (
 )  # fmt: skip
 
 
-def mutated_text(text: str, chance: random.Random) -> str:
+def mutated_text(text, chance):
     """A text with pieces inserted, removed, repeated and exchanged."""
     for _ in range(chance.randint(1, 6)):
         at = chance.randint(0, len(text))

@@ -6,15 +6,13 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from robustness.commands import CommandEnded
 from robustness.folder_contents import calls, files
-from robustness.watched import Watched
 from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import RESIDUAL_LM_STEP
 from voxcpm_constants.vectors import vectors_path
@@ -78,7 +76,7 @@ class Scenario:
     """The error of a second run after success; empty if it succeeds again."""
 
 
-def _convert(*more: str) -> Callable[[Materials], tuple[object, ...]]:
+def _convert(*more):
     return lambda given: ("convert", given.checkpoint, *CONVERSION, *more, "-o", "bundle")
 
 
@@ -153,14 +151,14 @@ SCENARIOS = {
 }
 
 
-def _matches(path: str, patterns: Iterable[str]) -> bool:
+def _matches(path, patterns):
     return any(fnmatch(path, pattern) for pattern in patterns)
 
 
 class Whole:
     """A scenario's run that nothing disturbed, and others compared with it; each of these has a folder of its own."""
 
-    def __init__(self, name: str, commands: Watched, materials: Materials, folder: Path) -> None:
+    def __init__(self, name, commands, materials, folder):
         self.name, self.scenario = name, SCENARIOS[name]
         self._commands, self._materials = commands, materials
         run, log = folder / "run", folder / "calls.txt"
@@ -173,7 +171,7 @@ class Whole:
         self.calls = calls(log, run)
         """The kind and path of each call to the system."""
 
-    def prepare(self, folder: Path) -> None:
+    def prepare(self, folder):
         """Make a new folder with what is there before the command runs for the first time."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -187,12 +185,12 @@ class Whole:
             (folder / "home").mkdir()
         (folder / "temporary").mkdir()
 
-    def run(self, folder: Path, **what: object) -> CommandEnded:
+    def run(self, folder, **what):
         """Run the command in its folder. what: as of `commands.scene`."""
         environment = {"VOXCPM_COREML_CACHE": str(folder / "home"), "TMPDIR": str(folder / "temporary")}
         return command(self._commands, folder, self.scenario.arguments(self._materials), environment, **what)
 
-    def half_files(self, folder: Path) -> list[str]:
+    def half_files(self, folder):
         """Files under a final name that are neither complete nor unchanged."""
         scenario, found = self.scenario, files(folder)
         gone = scenario.never_gone and not any(path in found for path in scenario.never_gone)
@@ -205,12 +203,12 @@ class Whole:
                 wrong.append(f"half a file: {path}")
         return wrong
 
-    def leftovers(self, folder: Path) -> list[str]:
+    def leftovers(self, folder):
         """The files that are neither of a whole run, nor were there before, nor are saved for the next run."""
         new = files(folder).keys() - self.files.keys() - self.before.keys()
         return [f"left behind: {path}" for path in sorted(new) if not _matches(path, self.scenario.saved)]
 
-    def missing(self, folder: Path) -> list[str]:
+    def missing(self, folder):
         """Results that are missing or differ from a whole run's."""
         now = files(folder)
         results = [path for path in self.files if _matches(path, self.scenario.result)]
@@ -218,19 +216,19 @@ class Whole:
             f"{'differs' if p in now else 'missing'}: {p}" for p in results if now.get(p) != self.files[p]
         ]
 
-    def differences(self, folder: Path) -> list[str]:
+    def differences(self, folder):
         """Differences from a whole run after success. A cache may have fewer files."""
         left = sorted(path for path in files(folder).keys() - self.files.keys() if not path.endswith("/"))
         return [f"left behind: {path}" for path in left] + self.missing(folder)
 
-    def failed(self, ended: CommandEnded, folder: Path) -> list[str]:
+    def failed(self, ended, folder):
         """What is wrong with the outcome of an undisturbed run."""
         done = self.scenario.done
         if ended.code == 0 or (done and done in ended.err and not self.differences(folder)):
             return []
         return [f"exit code {ended.code}: {ended.err.strip()}"]
 
-    def pieces(self, folder: Path) -> dict[str, int]:
+    def pieces(self, folder):
         """The finished parts, by name, with the time at which each was made."""
         found = [path for pattern in self.scenario.finished for path in folder.glob(pattern)]
         # Not a tool's temporary files.
@@ -241,9 +239,7 @@ class Whole:
         }
 
 
-def command(
-    commands: Watched, folder: Path, arguments: Iterable[object], environment: dict[str, str], **what: object
-) -> CommandEnded:
+def command(commands, folder, arguments, environment, **what):
     """Run one command in a folder."""
     given = {"arguments": [*map(str, arguments)], "folder": folder, "environment": environment, **what}
     ended = commands.run(given)
@@ -251,7 +247,7 @@ def command(
     return CommandEnded(**json.loads(ended.detail))
 
 
-def begin(convert: Whole, folder: Path) -> None:
+def begin(convert, folder):
     """Make a conversion that lacks the residual language model and nothing else, from a killed one.
 
     Nearly all of a conversion's thousands of calls are those of its step models.
@@ -271,13 +267,13 @@ def begin(convert: Whole, folder: Path) -> None:
     (folder / "bundle" / vectors_path(RESIDUAL_LM_STEP)).unlink()
 
 
-def lines_of(ended: CommandEnded) -> list[str]:
+def lines_of(ended):
     """A failed command's output without warnings and progress lines."""
     lines = [line for line in ended.err.splitlines() if line and not line.startswith("warning: ")]
     return [line for line in lines if not re.search(r"( \d+:\d\d:\d\d|…)$", line)]
 
 
-def summary(name: str, outcomes: Any, wrong: list[str]) -> None:
+def summary(name, outcomes, wrong):
     """Print the outcomes of runs, and fail if something is wrong."""
     print(f"{name}: {dict(outcomes)}")
     assert not wrong, "\n".join(wrong)

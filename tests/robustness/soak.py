@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ TEXTS = ("Yes.", "No, sir.", "One two.", "Come in. Go out.", "Good morning. It i
 class Soak:
     """A run on one model. A result that differs from the same text spoken alone is wrong."""
 
-    def __init__(self, tts: VoxCPM) -> None:
+    def __init__(self, tts):
         self.tts = tts
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -43,7 +42,7 @@ class Soak:
         self._rest = threading.Barrier(THREADS + 1)
         self._resting, self._ends = threading.Event(), threading.Event()
 
-    def run(self, seconds: float, samples: int, seed: int) -> None:
+    def run(self, seconds, samples, seed):
         """Run for that long, with that many samples. Raises threading.BrokenBarrierError if a thread hangs."""
         threads = [
             threading.Thread(target=self._work, args=(random.Random(f"{seed} {number}"),))
@@ -66,7 +65,7 @@ class Soak:
         if any(thread.is_alive() for thread in threads):
             self.wrong.append("a thread has not ended at the end")
 
-    def _work(self, chance: random.Random) -> None:
+    def _work(self, chance):
         while not self._ends.is_set():
             if self._resting.is_set():
                 self._rest.wait(HANGING)
@@ -85,15 +84,15 @@ class Soak:
                 self.wrong += [f"{name}: {problem}"] if problem else []
 
 
-def _whole(tts: VoxCPM, text: str, _: random.Random) -> Any:
+def _whole(tts, text, _):
     return [(text, pcm16(tts.generate(text, seed=3, **OPTIONS)))]
 
 
-def _streamed(tts: VoxCPM, text: str, _: random.Random) -> Any:
+def _streamed(tts, text, _):
     return [(text, pcm16(np.concatenate(list(tts.generate_streaming(text, seed=3, **OPTIONS)))))]
 
 
-def _in_session(tts: VoxCPM, _: str, chance: random.Random) -> Any:
+def _in_session(tts, _, chance):
     """A session speaks sentence by sentence, so only one-sentence texts equal speech alone."""
     text = chance.choice([one for one in TEXTS if one.count(".") + one.count("?") == 1])
     with tts.session(seed=3, **OPTIONS) as session:
@@ -104,13 +103,13 @@ def _in_session(tts: VoxCPM, _: str, chance: random.Random) -> Any:
         return [(text, np.concatenate([chunk.pcm for chunk in session]))]
 
 
-def _in_batch(tts: VoxCPM, text: str, chance: random.Random) -> Any:
+def _in_batch(tts, text, chance):
     texts = [text, chance.choice(TEXTS)]
     speeches = tts.batch([{"text": one, "seed": 3, **OPTIONS} for one in texts])
     return [(one, pcm16(speech.audio)) for one, speech in zip(texts, speeches, strict=True)]
 
 
-def _cancelled(tts: VoxCPM, text: str, chance: random.Random) -> None:
+def _cancelled(tts, text, chance):
     token = CancelToken()
     timer = threading.Timer(chance.uniform(0, 0.5), token.cancel)
     timer.start()
@@ -123,7 +122,7 @@ def _cancelled(tts: VoxCPM, text: str, chance: random.Random) -> None:
         timer.join()
 
 
-def _left_session(tts: VoxCPM, text: str, chance: random.Random) -> None:
+def _left_session(tts, text, chance):
     """Closed while it speaks, or cancelled first, or before anything was read."""
     with tts.session(seed=3, **OPTIONS) as session:
         session.push_text(text * 3)
@@ -136,7 +135,7 @@ def _left_session(tts: VoxCPM, text: str, chance: random.Random) -> None:
 WAYS = (_whole, _streamed, _in_session, _in_batch, _cancelled, _left_session)
 
 
-def _sample(second: float) -> dict[str, float]:
+def _sample(second):
     """The process's current resources."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -153,7 +152,7 @@ def _sample(second: float) -> dict[str, float]:
     }
 
 
-def _count(what: str) -> int:
+def _count(what):
     return len(os.listdir(f"/proc/self/{what}"))  # noqa: PTH208 - no paths needed
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ SAMPLES = 60
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
-def soaked(bundle: Path, seconds: float, seed: int) -> list[dict[str, float]]:
+def soaked(bundle, seconds, seed):
     """The samples of a run in a subprocess. Fails if results differ, or descriptors or threads change."""
     done = subprocess.run(
         [sys.executable, "-m", "robustness.soak", *map(str, (bundle, seconds, SAMPLES, seed))],
@@ -31,7 +30,7 @@ def soaked(bundle: Path, seconds: float, seed: int) -> list[dict[str, float]]:
     )
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)
-    samples: list[dict[str, float]] = run["samples"]
+    samples = run["samples"]
     print(run["outcomes"], samples[len(samples) // 2], samples[-1])
     assert not run["wrong"], "\n".join(run["wrong"])
     for name in ("descriptors", "threads"):
@@ -40,17 +39,15 @@ def soaked(bundle: Path, seconds: float, seed: int) -> list[dict[str, float]]:
 
 
 @pytest.mark.torture
-def test_sixteen_threads_for_a_minute(speaking_bundle: Path, torture_seed: int) -> None:
+def test_sixteen_threads_for_a_minute(speaking_bundle, torture_seed):
     """Memory is not checked: it settles within five minutes."""
     soaked(speaking_bundle, 60, torture_seed)
 
 
 @pytest.mark.soak
-def test_sixteen_threads_for_an_hour(speaking_bundle: Path, torture_seed: int) -> None:
+def test_sixteen_threads_for_an_hour(speaking_bundle, torture_seed):
     minutes = float(os.environ.get("SOAK_MINUTES", "60"))
-
     samples = soaked(speaking_bundle, 60 * minutes, torture_seed)
-
     settled = [sample["megabytes"] for sample in samples if sample["second"] >= WARM_UP]
     assert settled, "memory is judged after five minutes: ask for more"
     assert max(settled) <= GROWTH * settled[0], settled

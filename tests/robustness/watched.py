@@ -9,16 +9,19 @@ import contextlib
 import importlib
 import json
 import os
+import resource
 import select
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from voxcpm_constants.errors import VoxCPMError
 
 HANG_SECONDS = 20.0
 """CPU time, and a third of the wall time, after which a case counts as hanging."""
@@ -37,7 +40,7 @@ class Ended(NamedTuple):
     detail: str = ""
 
 
-def child_environment(**more: str) -> dict[str, str]:
+def child_environment(**more):
     """The environment of a process that imports this package, with one thread per library."""
     path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -51,15 +54,7 @@ class Watched:
     library: preloaded. hang_seconds, memory: see HANG_SECONDS and MEMORY_ABOVE; 0 for no limit of memory.
     """
 
-    def __init__(
-        self,
-        maker: str,
-        *,
-        library: Path | None = None,
-        hang_seconds: float = HANG_SECONDS,
-        memory: int = MEMORY_ABOVE,
-        **given: object,
-    ) -> None:
+    def __init__(self, maker, *, library=None, hang_seconds=HANG_SECONDS, memory=MEMORY_ABOVE, **given):
         self._arguments = [maker, json.dumps(given, default=str), str(memory)]
         self._hang_seconds = hang_seconds
         preloaded = {"LD_PRELOAD": str(library)} if library else {}
@@ -67,10 +62,10 @@ class Watched:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
 
-    def __enter__(self) -> Watched:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -80,7 +75,7 @@ class Watched:
             self._reap()
         self._errors.close()
 
-    def run(self, case: object) -> Ended:
+    def run(self, case):
         """Run one case."""
         process = self._process or self._start()
         assert process.stdin is not None
@@ -99,7 +94,7 @@ class Watched:
             return Ended(CRASH, f"exit code {code}: {self._said()[-300:]}")
         return Ended(*json.loads(answer))
 
-    def check(self, cases: Iterable[object]) -> None:
+    def check(self, cases):
         """Run cases, print their outcomes, and fail with the first ones that went wrong."""
         outcomes, wrong = Counter[str](), []
         for case in cases:
@@ -110,7 +105,7 @@ class Watched:
         print(dict(outcomes))
         assert not wrong, f"{len(wrong)} cases failed:\n" + "\n".join(wrong[:40])
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self):
         self._errors.seek(0)
         self._errors.truncate()
         self._process = subprocess.Popen(
@@ -121,12 +116,12 @@ class Watched:
             raise RuntimeError(self._said()[-3000:])
         return self._process
 
-    def _said(self) -> str:
+    def _said(self):
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
 
     @staticmethod
-    def _answer(process: subprocess.Popen[bytes], hang_seconds: float | None) -> bytes | None:
+    def _answer(process, hang_seconds):
         assert process.stdout is not None
         began, before = time.monotonic(), _processor_seconds(process.pid)
         while not select.select([process.stdout], [], [], 0.5)[0]:
@@ -135,7 +130,7 @@ class Watched:
                 return None
         return process.stdout.readline()
 
-    def _reap(self) -> int:
+    def _reap(self):
         assert self._process is not None
         process, self._process = self._process, None
         code = process.wait()
@@ -146,7 +141,7 @@ class Watched:
         return code
 
 
-def _processor_seconds(pid: int) -> float:
+def _processor_seconds(pid):
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -154,10 +149,8 @@ def _processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def ending(run: Callable[[], Ended]) -> Ended:
+def ending(run):
     """The outcome of a case, by its result or exception."""
-    from voxcpm_constants.errors import VoxCPMError
-
     try:
         return run()
     except VoxCPMError as error:
@@ -177,16 +170,14 @@ def ending(run: Callable[[], Ended]) -> Ended:
         )
 
 
-def _serve(maker: str, given: str, memory: str) -> None:
-    import resource
-    import warnings
+def _serve(maker, given, memory):
 
     warnings.simplefilter("ignore")
     # A case's output is not a response.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     module, _, name = maker.partition(":")
-    run: Callable[[Any], Ended] = getattr(importlib.import_module(module), name)(**json.loads(given))
+    run = getattr(importlib.import_module(module), name)(**json.loads(given))
     if int(memory):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + int(memory)

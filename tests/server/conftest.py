@@ -7,12 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
-import openai
 import pytest
 
 from heard_words import SEED
@@ -33,7 +30,7 @@ PATIENCE = 60
 
 
 @pytest.fixture(scope="session", autouse=True)
-def patient_httpx() -> Iterator[None]:
+def patient_httpx():
     """Raise httpx's default timeout of five seconds, as a busy machine may need more.
 
     And read the system's certificates once, not for each client (about 50 ms).
@@ -47,19 +44,28 @@ def patient_httpx() -> Iterator[None]:
         yield
 
 
+def pytest_collection_modifyitems(items):
+    """An unseeded voice may speak slowly, which no test of the server is about."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(
+                pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning"), append=False
+            )
+
+
 @pytest.fixture(scope="session")
-def tts() -> Iterator[VoxCPM]:
+def tts():
     """The built-in voice."""
     with VoxCPM.from_bundle(DEFAULT_BUNDLE) as opened:
         yield opened
 
 
 @pytest.fixture
-def serve(tts: VoxCPM, tmp_path: Path) -> Iterator[Callable[..., ServerOnLoopback]]:
+def serve(tts, tmp_path):
     """serve(keys=(), **settings): a server for the test, with voices and jobs in its temporary folders."""
     with contextlib.ExitStack() as stack:
 
-        def started(**given: Any) -> ServerOnLoopback:
+        def started(**given):
             folders = {"voices_folder": tmp_path / "voices", "jobs_folder": tmp_path / "jobs"}
             return stack.enter_context(ServerOnLoopback.of(tts, **{**folders, **given}))
 
@@ -67,7 +73,7 @@ def serve(tts: VoxCPM, tmp_path: Path) -> Iterator[Callable[..., ServerOnLoopbac
 
 
 @pytest.fixture(scope="module")
-def server(tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOnLoopback]:
+def server(tts, tmp_path_factory):
     """A server with default settings, for all tests of a file."""
     folders = {f"{kind}_folder": tmp_path_factory.mktemp(kind) for kind in ("voices", "jobs")}
     with ServerOnLoopback.of(tts, **folders) as running:
@@ -75,18 +81,18 @@ def server(tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 @pytest.fixture
-def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def seeded(monkeypatch):
     """A fixed seed, for clients that cannot set one."""
     monkeypatch.setattr("secrets.randbits", lambda bits: SEED)
 
 
 @pytest.fixture
-def client(server: ServerOnLoopback) -> openai.OpenAI:
+def client(server):
     return server.client()
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+def started(tmp_path):
     """started(*options, before=""): the process of a server that answers, and its URL.
 
     Its voices and jobs are in folders of the test. before: Python that the process begins with.
@@ -94,7 +100,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
     folders = ("--voices-folder", tmp_path / "voices", "--jobs-folder", tmp_path / "jobs")
     with contextlib.ExitStack() as stack:
 
-        def start(*options: str, before: str = "") -> tuple[subprocess.Popen[str], str]:
+        def start(*options, before=""):
             process = subprocess.Popen(
                 [sys.executable, "-c", before + PROGRAM, "serve", "--port", "0", *folders, *options],
                 stderr=subprocess.PIPE,
@@ -114,21 +120,21 @@ def started(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
 
 
 @pytest.fixture(scope="session")
-def spoken(tts: VoxCPM) -> Any:
+def spoken(tts):
     """The runtime's Speech of `TEXT` with seed 7."""
     return tts.speak(TEXT, seed=7, retry_badcase=False)
 
 
-def _absent() -> Any:
+def _absent():
     raise BundleError("there is no bundle")
 
 
 @pytest.fixture
-def without_bundle(tmp_path: Path) -> Iterator[Callable[..., ServerOnLoopback]]:
+def without_bundle(tmp_path):
     """without_bundle(**settings): a server whose bundle cannot be loaded."""
     with contextlib.ExitStack() as stack:
 
-        def started(**given: Any) -> ServerOnLoopback:
+        def started(**given):
             settings = Settings(**{"voices_folder": tmp_path / "voices", "max_jobs": 0, **given})
             running = ServerOnLoopback(create_app(_absent, settings, Keys(())), settings)
             stack.callback(running.stop)
@@ -142,16 +148,16 @@ class Watched:
 
     releases_gil = True
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         self._model = model
         self.calls = 0
         self.seconds = 0.0
         self.go: threading.Event | None = None
 
-    def new_state(self) -> Any:
+    def new_state(self):
         return self._model.new_state()
 
-    def __call__(self, inputs: Any, state: Any = None) -> Any:
+    def __call__(self, inputs, state=None):
         self.calls += 1
         time.sleep(self.seconds)
         if self.go is not None:
@@ -160,7 +166,7 @@ class Watched:
 
 
 @pytest.fixture
-def euler_steps(tts: VoxCPM) -> Iterator[Watched]:
+def euler_steps(tts):
     """The model's DiT, instrumented."""
     models = tts.driver.models
     original = models[LOCDIT_STEP]

@@ -1,4 +1,4 @@
-"""`voxcpm-coreml serve` as a process: ports, signals, and errors before loading."""
+"""`voxcpm-coreml serve` as a process: ports, signals, and errors before loading; and its documentation."""
 
 import contextlib
 import json
@@ -8,25 +8,22 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from documents import BY_NAME, run_python
 from waiting import until
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
-def test_port_in_use_fails_before_loading(refusal: Callable[..., str]) -> None:
+def test_port_in_use_fails_before_loading(refusal):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         line = refusal("serve", "--port", port)
-
     assert line.startswith(f"error: cannot listen on 127.0.0.1 port {port} (Address already in use")
     assert "--port" in line
 
@@ -48,9 +45,7 @@ def test_port_in_use_fails_before_loading(refusal: Callable[..., str]) -> None:
         (("--jobs-folder", "~nobody-of-this-name", "--port", "0"), "no such user"),
     ],
 )
-def test_invalid_options_are_one_line_errors(
-    arguments: tuple[str, ...], words: str, refusal: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_options_are_one_line_errors(arguments, words, refusal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     (tmp_path / "file").touch()
@@ -62,26 +57,25 @@ def test_invalid_options_are_one_line_errors(
     "module",
     ["av", "fastapi", "prometheus_client", "psutil", "python_multipart", "uvicorn", "websockets", "wyoming"],
 )
-def test_missing_package_names_the_extra(module: str) -> None:
+def test_missing_package_names_the_extra(module):
     # The bundle does not exist either, so a server with all packages exits too.
     arguments = ["voxcpm-coreml", "serve", "absent-bundle", "--port", "0"]
     absent = f"import sys; sys.modules['{module}'] = None; sys.argv = {arguments}; "
     done = subprocess.run(
         [sys.executable, "-c", absent + PROGRAM], capture_output=True, text=True, check=False
     )
-
     assert done.returncode == 2
     assert re.fullmatch(rf'error: .*{module}.* pip install "voxcpm-coreml\[serve\]"\n', done.stderr)
 
 
-def asked(url: str, words: str, **fields: Any) -> tuple[threading.Thread, list[Any]]:
+def asked(url, words, **fields):
     """A thread with a started speech request, and its response or error."""
-    outcomes: list[Any] = []
+    outcomes = []
 
-    def ask() -> None:
+    def ask():
         body = {"model": "tts-1", "input": words, "response_format": "pcm", "seed": 1, **fields}
         try:
-            outcomes.append(httpx2.post(f"{url}/v1/audio/speech", json=body, timeout=60))
+            outcomes.append(httpx2.post(f"{url}/v1/audio/speech", json=body))
         except httpx2.HTTPError as error:
             outcomes.append(error)
 
@@ -91,27 +85,24 @@ def asked(url: str, words: str, **fields: Any) -> tuple[threading.Thread, list[A
     return asking, outcomes
 
 
-def test_sigterm_drains_and_exits_cleanly(started: Callable[..., Any]) -> None:
+def test_sigterm_drains_and_exits_cleanly(started):
     process, url = started()
     asking, outcomes = asked(url, "one two three four five six seven. " * 4)
-
     process.send_signal(signal.SIGTERM)
     asking.join(60)
     rest = process.communicate(timeout=30)[1]
-
     assert (process.returncode, rest) == (0, "")
     assert len(outcomes[0].content) > 5 * 48_000
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("streamed", [True, False])
-def test_speech_longer_than_the_drain_is_cut_off(started: Callable[..., Any], streamed: bool) -> None:
+def test_speech_longer_than_the_drain_is_cut_off(started, streamed):
     process, url = started("--drain-seconds", "1")
     asking, outcomes = asked(url, "one two three four five six seven. " * 100, stream=streamed)
     process.send_signal(signal.SIGTERM)
     rest = process.communicate(timeout=30)[1]
     asking.join(30)
-
     assert process.returncode == 0, rest
     # uvicorn logs how many requests it cancelled and the incomplete response.
     assert len(rest.splitlines()) == (2 if streamed else 1), rest
@@ -122,7 +113,7 @@ def test_speech_longer_than_the_drain_is_cut_off(started: Callable[..., Any], st
         assert outcomes[0].json()["error"]["message"] == "the server is shutting down; try again"
 
 
-def test_sigterm_drains_active_conversations_and_closes_idle_ones(started: Callable[..., Any]) -> None:
+def test_sigterm_drains_active_conversations_and_closes_idle_ones(started):
     process, url = started()
     stream = f"{url.replace('http', 'ws')}/v1/audio/stream"
     with connect(stream) as speaking, connect(stream) as silent:
@@ -131,7 +122,6 @@ def test_sigterm_drains_active_conversations_and_closes_idle_ones(started: Calla
         silent.ping().wait(20)
         while not isinstance(speaking.recv(timeout=30), bytes):
             pass
-
         process.send_signal(signal.SIGTERM)
         assert json.loads(silent.recv(timeout=20))["error"]["code"] == "server_ending"
         with pytest.raises(ConnectionClosed) as closed:
@@ -151,11 +141,11 @@ def test_sigterm_drains_active_conversations_and_closes_idle_ones(started: Calla
 
 
 @pytest.mark.long
-def test_second_ctrl_c_exits_immediately(started: Callable[..., Any]) -> None:
+def test_second_ctrl_c_exits_immediately(started):
     # Background processes of a shell ignore SIGINT.
     process, url = started(before="import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n")
     said = {"model": "tts-1", "input": "It rained all day. " * 100, "response_format": "pcm"}
-    with httpx2.stream("POST", f"{url}/v1/audio/speech", json=said, timeout=60) as answer:
+    with httpx2.stream("POST", f"{url}/v1/audio/speech", json=said) as answer:
         assert next(answer.iter_raw())
         process.send_signal(signal.SIGINT)
         # It no longer accepts connections.
@@ -167,6 +157,16 @@ def test_second_ctrl_c_exits_immediately(started: Callable[..., Any]) -> None:
     assert "Traceback" not in rest
 
 
-def _is_refused(url: str) -> bool:
+def _is_refused(url):
     with socket.socket() as connection:
         return connection.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0
+
+
+def test_documented_python_runs(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "anything")
+    names = run_python(BY_NAME["server.md"])
+    run_python(BY_NAME["server-api.md"], client=names["client"])
+    names["client"].close()
+    assert (tmp_path / "hello.wav").stat().st_size > 1000

@@ -74,7 +74,7 @@ def test_solver_package_and_attention_are_compared_with_upstream(tiny_parts_bund
     assert base_lm.outputs[names.ATTENTION].correlation > 0.9999999
 
 
-def test_stacked_states_and_solver_equal_upstream(phone_bundle: Path) -> None:
+def test_stacked_states_and_solver_equal_upstream(phone_bundle):
     report = validate_bundle(phone_bundle, str(DEFAULT_CHECKPOINT), text="the river runs", patches=6)
     assert report.failures() == []
     correlations = {

@@ -1,9 +1,11 @@
-"""`batch`: one file per line, voices and options per line, invalid lines and inputs."""
+"""`batch`: one file per line, voices and options per line, invalid lines and inputs, and resuming."""
 
 import io
 import json
 import re
+import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,16 +13,14 @@ import pytest
 import soundfile
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.file_locks import lock_folder
 from voxcpm_runtime.commands import batch as commands_batch
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.commands.batch_lines import read_lines
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.request import Request
+from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voxcpm import VoxCPM
-
-
-def record(folder):
-    return [json.loads(line) for line in (folder / "out" / "spoken.jsonl").read_text().splitlines()]
 
 
 def samples(path):
@@ -39,24 +39,20 @@ def recording(path, seed=0):
 @pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
 def test_each_line_of_a_text_becomes_a_file_by_its_number(batch, folder, speaking, ends):
     (folder / "lines.txt").write_bytes(f"\ufeffone.{ends}{ends}two.{ends}  {ends}".encode())
-
     code, out, err = batch(None, "--seed", "3", name="lines.txt")
-
     assert (code, err) == (0, "")
     names = sorted(path.name for path in (folder / "out").iterdir())
     assert names == ["output_001.wav", "output_003.wav", "spoken.jsonl"]
-    np.testing.assert_array_equal(samples("out/output_003.wav"), speech(speaking, "two.", seed=3))
     assert out.splitlines()[-1] == "2 spoken, 0 skipped (already there), 0 failed"
     assert out.startswith("out/output_001.wav: ")
-    np.testing.assert_array_equal(samples("out/output_001.wav"), speech(speaking, "one.", seed=3))
+    for name, text in zip(names, ("one.", "two."), strict=False):
+        np.testing.assert_array_equal(samples(f"out/{name}"), speech(speaking, text, seed=3))
 
 
 def test_null_unsets_an_option_of_the_command_line(batch, speaking):
     names = ("seed", "cfg_value", "speed", "max_len", "every_word", "markup", "control", "voice", "output")
-
     code, out, err = batch([{"text": "one.", "seed": 3, **dict.fromkeys(names[1:])}, {"text": "a.", "seed": None}],
                            "--cfg-value", "1", "--speed", "2", "--max-len", "3", "--seed", "3", "--markup")  # fmt: skip
-
     assert (code, err) == (0, "")
     np.testing.assert_array_equal(samples("out/output_001.wav"), speech(speaking, "one.", seed=3))
     assert not re.search(r"seed 3\b", out.splitlines()[1])
@@ -75,9 +71,7 @@ def test_a_line_has_its_own_voice_seed_options_and_name(batch, folder, speaking)
         prompt,
     ]
     options = ("--seed", "3", "--reference", "b.wav", "--max-len", "9")
-
     code, _, err = batch(lines, *options, name="set/lines.jsonl")
-
     assert (code, err) == (0, "")
     given = {"seed": 3, "max_len": 9}
     own = speech(speaking, "one.", "set/a.wav", "so.", **given, min_len=5, cfg_value=1.0)
@@ -89,7 +83,6 @@ def test_a_line_has_its_own_voice_seed_options_and_name(batch, folder, speaking)
     }
     for name, audio in expected.items():
         np.testing.assert_array_equal(samples(f"out/{name}"), audio, err_msg=name)
-
     # A line's reference keeps the default prompt.
     options = ("--seed", "3", "--prompt", "b.wav", "--prompt-text", "so.", "--overwrite")
     assert batch([{"text": "one.", "reference": "set/a.wav"}], *options)[0] == 0
@@ -115,7 +108,6 @@ BAD_LINES = {
 
 def test_bad_lines_are_reported_by_number_and_the_others_are_spoken(batch, folder):
     code, out, err = batch(['{"text": "one."}', "", *BAD_LINES, '{"text": "two."}'])
-
     assert code == 1
     assert out.splitlines()[-1] == f"2 spoken, 0 skipped (already there), {len(BAD_LINES)} failed"
     wavs = {path.name for path in (folder / "out").glob("*.wav")}
@@ -126,7 +118,6 @@ def test_bad_lines_are_reported_by_number_and_the_others_are_spoken(batch, folde
     for number, (line, message) in enumerate(zip(again, BAD_LINES.values(), strict=True), start=3):
         assert line.startswith(f"failed: line {number}: ")
         assert message in line
-
     code, out, _ = batch([*BAD_LINES, '{"text": "two."}'], "--json")
     assert code == 1
     document = json.loads(out)
@@ -135,32 +126,24 @@ def test_bad_lines_are_reported_by_number_and_the_others_are_spoken(batch, folde
 
 
 def test_two_lines_with_the_same_output_are_refused_before_any_is_spoken(batch, folder, loads):
-    for lines, message in (
-        ([{"text": "a", "output": "x.wav"}, {"text": "b", "output": "./x.wav"}], "lines 1 and 2"),
-        ([{"text": "a"}, {"text": "b"}, {"text": "c", "output": "OUTPUT_002.wav"}], "lines 2 and 3"),
-        ([{"text": "a", "output": "\u00e9.wav"}, {"text": "b", "output": "e\u0301.wav"}], "lines 1 and 2"),
+    for outputs, lines in (
+        (("x.wav", "./x.wav"), "lines 1 and 2"),
+        ((None, None, "OUTPUT_002.wav"), "lines 2 and 3"),
+        (("\u00e9.wav", "e\u0301.wav"), "lines 1 and 2"),
     ):
-        code, out, err = batch(lines)
-
+        code, out, err = batch([{"text": "a", "output": output} for output in outputs])
         assert (code, out) == (2, "")
-        assert err.startswith(f"error: {message} have the same output, ")
+        assert err.startswith(f"error: {lines} have the same output, ")
     assert not loads
     assert not (folder / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "names"),
-    [
-        (b"one.\n\ntwo.\n", ["output_001.wav", "output_003.wav"]),
-        (b'{"text": "one.", "output": "a.wav"}\n{"text": "two."}\n', ["a.wav", "output_002.wav"]),
-    ],
-)
-def test_standard_input_is_text_or_jsonl(batch, folder, monkeypatch, content, names):
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-
-    assert batch(None, name="-")[0] == 0
-
-    assert sorted(path.name for path in (folder / "out").glob("*.wav")) == names
+def test_standard_input_is_text_or_jsonl(batch, folder, monkeypatch):
+    for content in (b"one.\n\ntwo.\n", b'{"text": "one.", "output": "a.wav"}\n{"text": "two."}\n'):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+        assert batch(None, name="-")[0] == 0
+    names = sorted(path.name for path in (folder / "out").glob("*.wav"))
+    assert names == ["a.wav", "output_001.wav", "output_002.wav", "output_003.wav"]
 
 
 UNUSABLE = [
@@ -183,17 +166,15 @@ def test_invalid_input_or_option_exits_with_2(bundle_folder, folder, refusal, ar
     (folder / "empty.txt").write_text("\n \n")
     before = sorted(folder.rglob("*"))
     given = [*arguments, *([] if "-o" in arguments else ["-o", "."])]
-
     assert message in refusal("batch", *([bundle_folder] if arguments else []), *given)
     assert sorted(folder.rglob("*")) == before
 
 
 def test_suspicious_segment_is_warned_about_and_recorded(batch, folder, network):
     network.stop_bias = np.array([1e3, 0], np.float32)
-
     _, _, err = batch(["a.", "hello there."], "--no-retry", name="lines.txt")
-
-    assert [line["suspicious"] for line in record(folder)] == [{}, {"1": "cut"}]
+    record = (folder / "out" / "spoken.jsonl").read_text().splitlines()
+    assert [json.loads(line)["suspicious"] for line in record] == [{}, {"1": "cut"}]
     assert err.startswith("line 2: warning: segment 1: the speech was cut off")
 
 
@@ -211,11 +192,138 @@ def test_cluster_opens_the_bundle_of_a_checkpoint(folder, speaking, monkeypatch)
     assert names == [speaking, speaking, None]
 
 
-@pytest.mark.parametrize(
-    ("line", "steps"), [({"inference_timesteps": 10}, 10), ({"fast": False}, 10), ({"seed": 1}, 5)]
-)
-def test_a_line_overrides_fast(tmp_path, line, steps):
+def test_a_line_overrides_fast(tmp_path):
     source = tmp_path / "lines.jsonl"
-    source.write_text(json.dumps({"text": "one.", **line}))
-    (read,) = read_lines(str(source), Request(options=GenerationOptions(fast=True)))
-    assert read.request.options.inference_timesteps == steps
+    for line, steps in (({"inference_timesteps": 10}, 10), ({"fast": False}, 10), ({"seed": 1}, 5)):
+        source.write_text(json.dumps({"text": "one.", **line}))
+        (read,) = read_lines(str(source), Request(options=GenerationOptions(fast=True)))
+        assert read.request.options.inference_timesteps == steps
+
+
+def test_second_run_retries_failed_missing_and_changed_lines(batch, folder):
+    recording(folder / "a.wav", 1)
+    lines = [{"text": "one."}, {"text": "two."}, {"text": "three."}, {"text": "four.", "cfg_value": 20}]
+    lines += [{"text": "five.", "prompt": "a.wav", "prompt_text": "so."}]
+    batch(lines)
+    before = {path.name: path.read_bytes() for path in (folder / "out").glob("*.wav")}
+    (folder / "out" / "output_002.wav").unlink()
+    lines[2]["text"], lines[3]["cfg_value"] = "other.", 2
+    recording(folder / "a.wav", 2)
+    code, out, err = batch(lines)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "4 spoken, 1 skipped (already there), 0 failed"
+    assert (folder / "out" / "output_001.wav").read_bytes() == before["output_001.wav"]
+    for changed in ("output_003.wav", "output_005.wav"):
+        assert (folder / "out" / changed).read_bytes() != before[changed]
+    assert batch(lines)[1].startswith("0 spoken, 5 skipped")
+
+
+@pytest.mark.parametrize("options", [["--seed", "9"], ["--cfg-value", "1.5"], ["--precision", "fp16"]])
+def test_file_made_with_other_arguments_is_regenerated(batch, options):
+    batch(["one."], name="lines.txt")
+    assert batch(None, *options, name="lines.txt")[1].splitlines()[-1].startswith("1 spoken")
+    assert batch(None, *options, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
+
+
+def test_a_line_whose_markup_names_a_changed_voice_is_spoken_again(batch, folder, tts):
+    lines = [{"text": '<voice name="ada">one.</voice>', "markup": True}]
+    for seed, spoken in ((1, "1 spoken, 0 skipped"), (1, "0 spoken, 1 skipped"), (2, "1 spoken, 0 skipped")):
+        recording(folder / "a.wav", seed)
+        VoiceStore().add(tts.create_voice("a.wav", "so.", name="ada"), overwrite=True)
+        assert batch(lines)[1].splitlines()[-1].startswith(spoken)
+
+
+def test_unrecorded_file_is_preserved(batch, folder):
+    (folder / "out").mkdir()
+    mine = folder / "out" / "output_001.wav"
+    mine.write_bytes(b"mine")
+    code, out, err = batch(["one.", "two."], name="lines.txt")
+    assert code == 1
+    assert "line 1: out/output_001.wav exists but is not in spoken.jsonl" in err
+    assert mine.read_bytes() == b"mine"
+    assert out.splitlines()[-1].startswith("1 spoken, 0 skipped (already there), 1 failed")
+    assert batch(None, "--overwrite", name="lines.txt")[0] == 0
+
+
+def test_a_damaged_or_incomplete_record_is_continued(batch, folder):
+    batch(["one.", "two."], name="lines.txt")
+    path = folder / "out" / "spoken.jsonl"
+    path.write_bytes(
+        b'garbage\n[1]\n{}\n{"output": "a", "timestamps": 3}\n' + path.read_bytes() + b'{"line": 3, "outp'
+    )
+    code, out, _ = batch(["one.", "two.", "three."], name="lines.txt")
+    assert (code, out.splitlines()[-1]) == (0, "1 spoken, 2 skipped (already there), 0 failed")
+    assert batch(None, name="lines.txt")[1].startswith("0 spoken, 3 skipped")
+
+
+def test_ctrl_c_keeps_finished_files(batch, folder, models):
+    """Interrupted in the third utterance, the same command then speaks it and the fourth."""
+    velocity = models["locdit_step"].function
+
+    def interrupted(inputs, state):
+        if len(list((folder / "out").glob("*.wav"))) == 2:
+            signal.raise_signal(signal.SIGINT)
+            models["locdit_step"].function = velocity
+        return velocity(inputs, state)
+
+    models["locdit_step"].function = interrupted
+    code, out, err = batch(["one.", "two.", "three.", "four."], name="lines.txt")
+    models["locdit_step"].function = velocity
+    assert (code, err) == (130, "error: interrupted\n")
+    resumes = "2 left: run the same command to resume"
+    assert out.splitlines()[-1] == f"2 spoken, 0 skipped (already there), 0 failed, {resumes}"
+    assert len(list((folder / "out").iterdir())) == 3
+    assert batch(None, name="lines.txt")[1].splitlines()[-1].startswith("2 spoken, 2 skipped")
+
+
+@pytest.mark.parametrize(("renamed", "skipped"), [(False, 0), (True, 1)])
+def test_run_killed_around_a_rename_resumes(batch, folder, monkeypatch, renamed, skipped):
+    """Every file has a record, and none is spoken twice."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed_at_rename(renamed=renamed))
+        with pytest.raises(SystemError):
+            batch(["one.", "two."], name="lines.txt")
+    assert (folder / "out" / "output_001.wav").exists() == renamed
+    code, out, err = batch(None, name="lines.txt")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"{2 - skipped} spoken, {skipped} skipped (already there), 0 failed"
+
+
+def test_old_file_is_not_mistaken_for_a_recorded_unrenamed_one(batch, folder, monkeypatch):
+    """Both have the same size; the old one has another seed."""
+    batch([{"text": "one.", "seed": 1}])
+    path = folder / "out" / "output_001.wav"
+    earlier = path.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed_at_rename(renamed=False))
+        with pytest.raises(SystemError):
+            batch([{"text": "one.", "seed": 2}])
+    assert path.read_bytes() == earlier
+    assert batch([{"text": "one.", "seed": 2}])[1].splitlines()[-1].startswith("1 spoken, 0 skipped")
+    assert path.read_bytes() != earlier
+
+
+def killed_at_rename(*, renamed):
+    """A rename that kills the process where an audio file would appear."""
+    replace = Path.replace
+
+    def killed(path, target):
+        if target.suffix != ".wav" or renamed:
+            replace(path, target)
+        if target.suffix == ".wav":
+            raise SystemError("killed")
+
+    return killed
+
+
+def test_second_batch_into_a_folder_is_rejected(batch, folder, loads):
+    (folder / "out").mkdir()
+    lock = lock_folder(folder / "out")
+    code, out, err = batch(["one."], name="lines.txt")
+    assert (code, out, loads) == (2, "", [])
+    assert "another batch is writing into this folder" in err.splitlines()[-1]
+    assert not any((folder / "out").iterdir())
+    lock.release()
+    assert batch(None, name="lines.txt")[0] == 0
+    # Each run releases the folder.
+    assert batch(None, name="lines.txt")[1].startswith("0 spoken, 1 skipped")

@@ -26,12 +26,19 @@ def run_into(output, *arguments):
     return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
 
 
-def raising(error):
-    def command() -> None:
-        """Fail."""
-        raise error
+@pytest.fixture
+def failing(monkeypatch):
+    """failing(error): makes the command `fail` raise that."""
 
-    return command
+    def install(error):
+        def fail() -> None:
+            """Fail."""
+            raise error
+
+        monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
+        monkeypatch.setattr(EntryPoint, "load", lambda _: fail)
+
+    return install
 
 
 @pytest.mark.parametrize(
@@ -40,22 +47,22 @@ def raising(error):
         (PermissionError(errno.EACCES, "Permission denied", "a/b"), "a/b: Permission denied"),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
         (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
-        (MemoryError(), "not enough memory"),
-        (ImportError("a.so: failed to map segment from shared object"), "not enough memory"),
-        (
-            RuntimeError("unable to mmap 9 bytes from file <a>: Cannot allocate memory (12)"),
-            "not enough memory",
+        *(
+            (error, "not enough memory")
+            for error in (
+                MemoryError(),
+                ImportError("a.so: failed to map segment from shared object"),
+                RuntimeError("unable to mmap 9 bytes from file <a>: Cannot allocate memory (12)"),
+                RuntimeError("std::bad_alloc"),
+                RuntimeError("could not create a primitive"),
+                SystemError("error return without exception set"),
+                SystemError("<function f at 0x7> returned NULL without setting an exception"),
+            )
         ),
-        (RuntimeError("std::bad_alloc"), "not enough memory"),
-        (RuntimeError("could not create a primitive"), "not enough memory"),
-        (SystemError("error return without exception set"), "not enough memory"),
-        (SystemError("<function f at 0x7> returned NULL without setting an exception"), "not enough memory"),
     ],
 )
-def test_system_error_is_one_line(refusal, monkeypatch, error, line):
-    monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
-    monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(error))
-
+def test_system_error_is_one_line(refusal, failing, error, line):
+    failing(error)
     assert refusal("fail") == f"error: {line}"
 
 
@@ -73,14 +80,12 @@ def test_system_error_is_one_line(refusal, monkeypatch, error, line):
 )
 def test_a_message_is_short_whatever_was_passed(refusal, arguments):
     line = refusal(*(argument.replace("{}", "y" * 10**6) for argument in arguments))
-
     assert len(line) < 600
     assert "y" * 8 in line
 
 
 def test_a_long_message_keeps_its_advice(folder, capsys):
     (folder / "lines.jsonl").write_text('{"text": "a", "' + "y" * 10**6 + '": 1}')
-
     assert cli.main(["batch", "lines.jsonl", "-o", "out"]) == 1
     line = capsys.readouterr().err.splitlines()[0]
     assert len(line) < 600
@@ -88,19 +93,18 @@ def test_a_long_message_keeps_its_advice(folder, capsys):
     assert line.endswith("trim_silence_vad")
 
 
-def test_only_this_projects_warnings_are_shown(monkeypatch, capsys):
+def test_only_this_projects_warnings_are_shown(monkeypatch, run):
     def warning() -> None:
         """Warn."""
         warnings.warn("of a library", UserWarning, stacklevel=1)
         warn("ours, about " + "y" * 10**6)
 
     monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
-    monkeypatch.setattr(EntryPoint, "load", lambda entry: warning)
-
-    assert cli.main(["fail"]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
+    monkeypatch.setattr(EntryPoint, "load", lambda _: warning)
+    code, _, err = run("fail")
+    (line,) = err.splitlines()
+    assert (code, len(line) < 600) == (0, True)
     assert line.startswith("warning: ours, about yyy")
-    assert len(line) < 600
 
 
 def test_few_descriptors_are_no_damage(monkeypatch):
@@ -108,9 +112,114 @@ def test_few_descriptors_are_no_damage(monkeypatch):
         raise BundleError("a.npy: it cannot be read") from OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(opening, "load_constants", refused)
-
     with pytest.raises(BundleError, match=r"^a.npy: it cannot be read$"):
         opening.open_bundle(None)
+
+
+def test_a_read_only_file_system_is_named(refusal, folder, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    for name in ("new.wav", "old.wav"):
+        (folder / "old.wav").touch()
+        line = refusal("generate", "--text", "a", "-o", name)
+        assert line == f"error: {name}: cannot be written (Read-only file system)"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "arguments", [("voices", "list"), ("--help",), ("generate", "--text", "a.", "-o", "-")]
+)
+def test_a_full_disk_under_standard_output_is_named(arguments):
+    with Path("/dev/full").open("w") as full:
+        ran = run_into(full, *arguments)
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines()[-1] == b"error: standard output: No space left on device"
+
+
+@pytest.mark.parametrize("arguments", [("voices", "list"), ("generate", "--help"), ("inspect",)])
+def test_a_reader_that_stops_ends_a_command_quietly(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (ran.returncode, ran.stderr) == (141, b"")
+
+
+CTRL_C_AT_IMPORT = f"""
+import sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+{PROGRAM}
+"""
+
+
+def test_ctrl_c_is_one_line_even_during_the_first_imports(failing, run):
+    ran = subprocess.run([sys.executable, "-c", CTRL_C_AT_IMPORT, "--help"], capture_output=True, check=False)
+    assert (ran.returncode, ran.stderr) == (130, b"error: interrupted\n")
+    failing(KeyboardInterrupt())
+    assert run("fail") == (130, "", "error: interrupted\n")
+
+
+@pytest.mark.parametrize("command", [("generate", "--text-file", "-"), ("batch", "-", "-o", "out")])
+def test_closed_standard_input(refusal, speaking, monkeypatch, command):
+    monkeypatch.setattr(shared_arguments.sys, "stdin", None)
+    assert "standard input is closed" in refusal(command[0], speaking, *command[1:])
+
+
+_FULL_DISK = """
+import resource, signal, sys
+import numpy as np
+from voxcpm_runtime.audio.files import write_audio
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+for path in sys.argv[1:]:
+    try:
+        write_audio(path, np.random.default_rng(0).uniform(-0.5, 0.5, 48000).astype(np.float32), 48000)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_full_disk_is_one_line_in_every_format(tmp_path):
+    paths = [f"{tmp_path}/a{ending}" for ending in FORMATS]
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, *paths], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [f"{path}: cannot be written (File too large)" for path in paths]
+    assert (done.stderr, list(tmp_path.iterdir())) == ("", [])
+
+
+def test_second_run_into_one_output_is_rejected(speaking, folder, refusal):
+    held = folder / ".a.wav.segments"
+    held.mkdir()
+    lock = lock_folder(held)
+    line = refusal("generate", speaking, "--text", "hi.", "-o", "a.wav")
+    assert "another run is writing to this file" in line
+    lock.release()
+    assert cli.main(["generate", speaking, "--text", "hi.", "-o", "a.wav", "-q"]) == 0
+    assert [path.name for path in folder.iterdir()] == ["a.wav"]
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ("in.json", "in.json: the folder cannot be created"),
+        ("folders", "listening.json: it is a folder"),
+        ("linked", "linked/listening.json: this is also an input"),
+    ],
+)
+def test_unwritable_report_fails_before_the_work(refusal, folder, report, message):
+    (folder / "in.json").touch()
+    (folder / "folders" / "listening.json").mkdir(parents=True)
+    (folder / "linked").mkdir()
+    (folder / "linked" / "listening.json").symlink_to("../in.json")
+    assert message in refusal("listen", "--saved", "in.json", "--report", report)
+    assert (folder / "in.json").read_bytes() == b""
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux does")
@@ -133,127 +242,3 @@ def test_what_cannot_be_mapped_for_lack_of_descriptors_is_named(tmp_path):
         for file in taken:
             os.close(file)
     assert raised.value.filename == str(weights)
-
-
-def test_a_read_only_file_system_is_named(refusal, folder, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
-
-    for name in ("new.wav", "old.wav"):
-        (folder / "old.wav").touch()
-        line = refusal("generate", "--text", "a", "-o", name)
-        assert line == f"error: {name}: cannot be written (Read-only file system)"
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize(
-    "arguments", [("voices", "list"), ("--help",), ("generate", "--text", "a.", "-o", "-")]
-)
-def test_a_full_disk_under_standard_output_is_named(arguments):
-    with open("/dev/full", "w") as full:  # noqa: PTH123
-        ran = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, check=False
-        )
-
-    assert ran.returncode == 2
-    assert ran.stderr.splitlines()[-1] == b"error: standard output: No space left on device"
-
-
-@pytest.mark.parametrize("arguments", [("voices", "list"), ("generate", "--help"), ("inspect",)])
-def test_a_reader_that_stops_ends_a_command_quietly(arguments):
-    reading, writing = os.pipe()
-    os.close(reading)
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], stdout=writing, stderr=subprocess.PIPE, check=False
-    )
-    os.close(writing)
-
-    assert (ran.returncode, ran.stderr) == (141, b"")
-
-
-def test_ctrl_c_during_the_first_imports_is_one_line():
-    program = f"""
-import sys
-class Finder:
-    def find_spec(self, name, *_):
-        if name == "typer":
-            raise KeyboardInterrupt
-sys.meta_path.insert(0, Finder())
-{PROGRAM}
-"""
-    ran = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, check=False)
-
-    assert (ran.returncode, ran.stderr) == (130, b"error: interrupted\n")
-
-
-def test_ctrl_c_is_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
-    monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(KeyboardInterrupt()))
-
-    assert cli.main(["fail"]) == 130
-    assert capsys.readouterr().err == "error: interrupted\n"
-
-
-@pytest.mark.parametrize("command", [("generate", "--text-file", "-"), ("batch", "-", "-o", "out")])
-def test_closed_standard_input(refusal, speaking, monkeypatch, command):
-    monkeypatch.setattr(shared_arguments.sys, "stdin", None)
-
-    line = refusal(command[0], speaking, *command[1:])
-
-    assert "standard input is closed" in line
-
-
-_FULL_DISK = """
-import resource, signal, sys
-import numpy as np
-from voxcpm_runtime.audio.files import write_audio
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-for path in sys.argv[1:]:
-    try:
-        write_audio(path, np.random.default_rng(0).uniform(-0.5, 0.5, 48000).astype(np.float32), 48000)
-    except ValueError as error:
-        print(error)
-"""
-
-
-def test_a_full_disk_is_one_line_in_every_format(tmp_path):
-    paths = [f"{tmp_path}/a{ending}" for ending in FORMATS]
-
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL_DISK, *paths], capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout.splitlines() == [f"{path}: cannot be written (File too large)" for path in paths]
-    assert (done.stderr, list(tmp_path.iterdir())) == ("", [])
-
-
-def test_second_run_into_one_output_is_rejected(speaking, folder, refusal):
-    held = folder / ".a.wav.segments"
-    held.mkdir()
-    lock = lock_folder(held)
-
-    line = refusal("generate", speaking, "--text", "hi.", "-o", "a.wav")
-
-    assert "another run is writing to this file" in line
-    lock.release()
-    assert cli.main(["generate", speaking, "--text", "hi.", "-o", "a.wav", "-q"]) == 0
-    assert [path.name for path in folder.iterdir()] == ["a.wav"]
-
-
-@pytest.mark.parametrize(
-    ("report", "message"),
-    [
-        ("in.json", "in.json: the folder cannot be created"),
-        ("folders", "listening.json: it is a folder"),
-        ("linked", "linked/listening.json: this is also an input"),
-    ],
-)
-def test_unwritable_report_fails_before_the_work(refusal, folder, report, message):
-    (folder / "in.json").touch()
-    (folder / "folders" / "listening.json").mkdir(parents=True)
-    (folder / "linked").mkdir()
-    (folder / "linked" / "listening.json").symlink_to("../in.json")
-
-    assert message in refusal("listen", "--saved", "in.json", "--report", report)
-    assert (folder / "in.json").read_bytes() == b""

@@ -70,9 +70,7 @@ def test_symbolic_link_is_followed(run, folder, output, command, target):
     else:
         path.symlink_to(folder / "second")
         (folder / "second").symlink_to("elsewhere")
-
     assert run(command, "--overwrite")[0] == 0
-
     assert path.is_symlink()
     assert not end.is_symlink()
     assert written(end.read_bytes())
@@ -87,9 +85,7 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_owner(run, folder, output, c
     if os.geteuid() == 0:
         os.chown(path, 1234, 4321)
     before = path.stat()
-
     assert run(command, "--overwrite")[0] == 0
-
     after = path.stat()
     assert written(path.read_bytes())
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
@@ -99,14 +95,12 @@ def test_read_only_file_is_replaced_only_on_request(run, folder):
     path = folder / "there" / "a.wav"
     path.write_bytes(b"old")
     path.chmod(0o444)
-
     code, err = run(GENERATE)
     assert code == 2
     assert err.endswith("a.wav: cannot be written (it exists and is read-only; --overwrite replaces it)\n")
     with pytest.raises(InputError, match="read-only"):
         write_audio(path, np.zeros(480, np.float32), 48_000)
     assert path.read_bytes() == b"old"
-
     assert run(GENERATE, "--overwrite")[0] == 0
     assert written(path.read_bytes())
     assert stat.S_IMODE(path.stat().st_mode) == 0o444
@@ -119,9 +113,7 @@ def test_a_named_pipe_is_written_into(run, folder, output, command):
     content = []
     reader = threading.Thread(target=lambda: content.append(path.read_bytes()), daemon=True)
     reader.start()
-
     assert run(command, "--overwrite")[0] == 0
-
     reader.join(20)
     assert written(*content)
     assert path.is_fifo()
@@ -140,9 +132,7 @@ def test_unwritable_output_is_a_one_line_error(run, folder, output, command, kin
     else:
         os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(7, 200))
     before = path.lstat().st_mode
-
     code, err = run(command, "--overwrite", "-q")
-
     assert code == (1 if "batch" in command else 2)  # one line of a batch failed
     assert f"it is a {kind}" in err
     assert err.count("\n") == 1
@@ -179,9 +169,7 @@ def test_output_equal_to_an_input_is_rejected_before_reading(run, folder, argume
         os.link("me.wav", name)
     (folder / "voices" / "ada.voice").symlink_to("../me.wav")
     before = (folder / "me.wav").read_bytes()
-
     code, err = run(tuple(argument.replace("{}", name) for argument in arguments))
-
     assert code == 2
     assert "this is also an input (" in err
     assert err.count("\n") == 1
@@ -204,9 +192,7 @@ def test_a_line_of_a_batch_whose_output_is_its_input(run, folder, tts, line, mes
         (folder / f"{name}.wav").symlink_to(target)
     (folder / "lines.jsonl").write_text(f"{line}\n")
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
     code, err = run(("batch", "{}", "lines.jsonl", "-o", ".", "--overwrite"))
-
     assert code == 2
     assert message in err
     assert err.count("\n") == 1

@@ -6,7 +6,9 @@ import threading
 import numpy as np
 import pytest
 
+from encoding_speaker import as_tuple, spoken
 from voxcpm_constants.errors import InputError, system_reason
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.speech.request import Cancelled, CancelToken, Request
 from waiting import until
 
@@ -19,45 +21,33 @@ def test_session_equals_streaming_its_sentences(tts):
     heard = []
     for size in (1, 7, 1000):
         with tts.session(seed=3) as session:
-            for start in range(0, len(TEXT), size):
-                session.push_text(TEXT[start : start + size])
-            session.flush()
-            heard.append(list(session))
+            chunks = spoken(session, *(TEXT[at : at + size] for at in range(0, len(TEXT), size)))
             assert session.finished
-
-    first = tts.speak("hello you.", seed=3)
-    np.testing.assert_array_equal(
-        np.concatenate([c.pcm for c in heard[0] if c.sentence == 0]),
-        np.round(np.clip(first.audio, -1, 1) * 32767),
-    )
-    assert [c.sentence for c in heard[0]] == sorted(c.sentence for c in heard[0])
-    assert {c.sentence for c in heard[0]} == {0, 1, 2, 3}
-    for other in heard[1:]:
-        assert [(c.offset, c.sentence, c.state_id, c.pcm.tobytes()) for c in other] == [
-            (c.offset, c.sentence, c.state_id, c.pcm.tobytes()) for c in heard[0]
-        ]
+        heard.append([as_tuple(chunk) for chunk in chunks])
+    assert heard[0] == heard[1] == heard[2]
+    first = pcm16(tts.speak("hello you.", seed=3).audio)
+    np.testing.assert_array_equal(np.concatenate([c.pcm for c in chunks if c.sentence == 0]), first)
+    sentences = [c.sentence for c in chunks]
+    assert sentences == sorted(sentences)
+    assert {*sentences} == {0, 1, 2, 3}
 
 
 @pytest.mark.usefixtures("stopping")
 def test_session_has_its_own_voice_options_and_seed(tts, prompt_audio):
     voice = tts.create_voice(prompt_audio, "so ", name="ada")
 
-    def spoken(**given):
+    def said(**given):
         with tts.session(**given) as session:
-            session.push_text("hello there.")
-            session.flush()
-            chunks = list(session)
-        return np.concatenate([chunk.pcm for chunk in chunks]), [chunk.state_id for chunk in chunks]
+            chunks = spoken(session, "hello there.")
+        return np.concatenate([chunk.pcm for chunk in chunks]), {chunk.state_id for chunk in chunks}
 
-    plain, ids = spoken(seed=3)
+    plain, ids = said(seed=3)
     for given in ({"seed": 4}, {"seed": 3, "voice": voice}, {"seed": 3, "cfg_value": 1.1}):
-        other, other_ids = spoken(**given)
+        other, other_ids = said(**given)
         assert other.tobytes() != plain.tobytes()
-        assert not set(ids) & set(other_ids)
-    with_voice = tts.generate("hello there.", voice=voice, seed=3)
-    np.testing.assert_array_equal(
-        spoken(seed=3, voice=voice)[0], np.round(np.clip(with_voice, -1, 1) * 32767)
-    )
+        assert not ids & other_ids
+    with_voice = pcm16(tts.generate("hello there.", voice=voice, seed=3))
+    np.testing.assert_array_equal(said(seed=3, voice=voice)[0], with_voice)
     with pytest.raises(InputError, match="cfg_value must be"):
         tts.session(cfg_value=99)
 
@@ -73,7 +63,6 @@ def test_callers_token_cancels_a_session(tts):
         session.push_text("hello there. so it is. who is it? ")
         assert session.next_audio_chunk(timeout=10) is not None
         token.cancel()
-
         with pytest.raises(Cancelled):
             for _ in session:
                 pass
@@ -85,28 +74,20 @@ def test_idle_sessions_hold_no_thread_and_resume(tts):
     before = set(threading.enumerate())
     rest = " are.\n\nso it is. who is it? no."
     with tts.session(seed=3) as session:
-        session.push_text("hello you. how you" + rest)
-        session.flush()
-        at_once = [(c.offset, c.sentence, c.state_id, c.pcm.tobytes()) for c in session]
+        at_once = [as_tuple(chunk) for chunk in spoken(session, "hello you. how you" + rest)]
     opened = [tts.session(seed=3) for _ in range(20)]
-
     for session in opened:
         session.push_text("hello you. how you")
     for session in opened:
         until(lambda session=session: session.buffered_seconds > 0)
     until(lambda: set(threading.enumerate()) <= before)
-
     for session in opened[::10]:
         heard = []
-        for text in (rest[:5], rest[5:16], rest[16:]):
+        for text in (rest[:5], rest[5:16]):
             session.push_text(text)
-            if text == rest[16:]:
-                session.flush()
-                heard += session
-            else:
-                while (chunk := session.next_audio_chunk(0.2)) is not None:
-                    heard.append(chunk)
-        assert [(c.offset, c.sentence, c.state_id, c.pcm.tobytes()) for c in heard] == at_once
+            while (chunk := session.next_audio_chunk(0.2)) is not None:
+                heard.append(chunk)
+        assert [as_tuple(chunk) for chunk in heard + spoken(session, rest[16:])] == at_once
     for session in opened:
         session.close()
     assert set(threading.enumerate()) == before
@@ -114,28 +95,22 @@ def test_idle_sessions_hold_no_thread_and_resume(tts):
 
 def said_in_a_session(tts):
     with tts.session(seed=3) as session:
-        session.push_text("hi.")
-        session.flush()
-        return list(session)
+        return spoken(session, "hi.")
 
 
 @pytest.mark.parametrize(
     "call", [lambda tts: tts.speak("hi."), lambda tts: list(tts.generate_streaming("hi.")), said_in_a_session]
 )
 def test_system_errors_while_speaking_are_one_line_input_errors(tts, models, call):
-    for model, error in (
-        ("audio_vae_decoder", OSError(errno.ENOMEM, "Cannot allocate")),
-        ("base_lm_step", MemoryError()),
-    ):
+    no_memory = OSError(errno.ENOMEM, "Cannot allocate")
+    for model, error in (("audio_vae_decoder", no_memory), ("base_lm_step", MemoryError())):
 
         def refused(*_, error=error):
             raise error
 
         models[model].function = refused
-
         with pytest.raises(InputError) as raised:
             call(tts)
-
         assert str(raised.value) == system_reason(error)
         assert raised.value.__cause__ is error
 

@@ -5,7 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from voxcpm_runtime import CancelToken, Progress, VoxCPM
+from encoding_speaker import spoken
+from voxcpm_runtime import CancelToken, VoxCPM
 from voxcpm_runtime.speech.results import WordsWarning
 from voxcpm_runtime.speech.spine import prepared
 from voxcpm_runtime.voices.recordings import encoded
@@ -19,62 +20,55 @@ AGAIN = ("It is raining again. Please close the window.", {"voice": "daniel", "s
 SKIPPED = ("It is raining again. Take an umbrella with you.", {"voice": "fable", "seed": 0})
 """The first sentence is left out."""
 
+RIVER = "The river runs slowly to the sea. She sells fresh bread in the market."
+
 
 @pytest.fixture(scope="module")
-def tts() -> VoxCPM:
+def tts():
     return VoxCPM.from_bundle()
 
 
-def test_speech_does_not_end_before_the_last_word_in_any_mode(tts: VoxCPM) -> None:
+def test_speech_does_not_end_before_the_last_word_in_any_mode(tts):
     text, given = CUT
     before = tts.generate(text, every_word=False, **given)
     speech = tts.speak(text, **given)
     streamed = np.concatenate(list(tts.generate_streaming(text, chunk_patches=1, **given)))
-
     assert len(before) < 1.6 * tts.sample_rate < 2.2 * tts.sample_rate < len(speech.audio)
     # The same patches, except the last one, whose end may be faded.
     np.testing.assert_array_equal(speech.audio[: len(before) - 4000], before[:-4000])
     np.testing.assert_array_equal(streamed, speech.audio)
     assert (speech.stopped, speech.unsaid, speech.repeated, speech.attempts) == (True, (), (), 1)
     with tts.session(**given) as session:
-        session.push_text(text)
-        session.flush()
-        spoken = [chunk.spoken for chunk in session if chunk.spoken]
-    assert [word.said for segment in spoken for word in segment.words] == [1] * 8
+        told = [chunk.spoken for chunk in spoken(session, text) if chunk.spoken]
+    assert [word.said for segment in told for word in segment.words] == [1] * 8
 
 
-def test_samples_are_the_same_where_nothing_is_skipped_or_repeated(tts: VoxCPM) -> None:
-    text = "The river runs slowly to the sea. She sells fresh bread in the market."
+def test_samples_are_the_same_where_nothing_is_skipped_or_repeated(tts):
     for seed in range(4):
         followed, not_followed = (
-            tts.generate(text, voice="emma", seed=seed, every_word=option) for option in (True, False)
+            tts.generate(RIVER, voice="emma", seed=seed, every_word=option) for option in (True, False)
         )
         np.testing.assert_array_equal(followed, not_followed)
 
 
-def test_a_repetition_is_repaired_with_the_same_samples_each_time(tts: VoxCPM) -> None:
+def test_a_repetition_is_repaired_with_the_same_samples_each_time(tts):
     text, given = AGAIN
     first, second = (tts.speak(text, retry_badcase=False, **given) for _ in range(2))
     before = tts.speak(text, retry_badcase=False, every_word=False, **given)
-
     assert (first.unsaid, first.repeated, first.attempts) == ((), (), 1)
     np.testing.assert_array_equal(first.audio, second.audio)
     # The patches before the repair are the same.
     np.testing.assert_array_equal(first.latents[:10], before.latents[:10])
     assert len(first.latents) < len(before.latents) - 4
     # Its samples do not depend on where the repair began: they are those of its patches.
-    decode = tts.driver.patch_decoder(_sequence(tts, text, given))
-    decoded = np.concatenate([decode(patch) for patch in first.latents])
+    plan = tts.plan(text, **given)
+    sequence = prepared(plan, 0, plan.segments[0], encoded(plan.voice, tts.driver)).sequence
+    decoded = np.concatenate([*map(tts.driver.patch_decoder(sequence), first.latents)])
     np.testing.assert_array_equal(first.audio[:-4000], decoded[:-4000])
 
 
-def _sequence(tts: VoxCPM, text: str, given: dict):
-    plan = tts.plan(text, **given)
-    return prepared(plan, 0, plan.segments[0], encoded(plan.voice, tts.driver)).sequence
-
-
 @pytest.mark.filterwarnings("ignore:.*suspiciously")
-def test_what_a_stream_cannot_repair_is_reported(tts: VoxCPM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_stream_cannot_repair_is_reported(tts, monkeypatch):
     text, given = AGAIN
     monkeypatch.setattr("voxcpm_runtime.speech.stream._MAX_HELD", 0)
     words = []
@@ -82,7 +76,6 @@ def test_what_a_stream_cannot_repair_is_reported(tts: VoxCPM, monkeypatch: pytes
         WordsWarning, match=r"^segment 1: 'Please' at 21 is said again, 'close' at 28"
     ) as caught:
         streamed = np.concatenate(list(tts.generate_streaming(text, on_words=words.extend, **given)))
-
     before = tts.generate(text, every_word=False, retry_badcase=False, **given)
     np.testing.assert_array_equal(streamed, before)
     repeated = [word for word in words if word.said > 1]
@@ -96,99 +89,63 @@ def test_what_a_stream_cannot_repair_is_reported(tts: VoxCPM, monkeypatch: pytes
     assert list(reported) == repeated
 
 
-def test_a_stream_repairs_what_it_holds_back(tts: VoxCPM) -> None:
+def test_a_stream_repairs_what_it_holds_back(tts):
     text, given = AGAIN
     words = []
-    streamed = np.concatenate(
-        list(tts.generate_streaming(text, chunk_patches=1, on_words=words.extend, **given))
-    )
-
+    chunks = list(tts.generate_streaming(text, chunk_patches=1, on_words=words.extend, **given))
     assert [word.said for word in words] == [1] * 8
-    assert len(streamed) < 3.4 * tts.sample_rate
+    assert sum(map(len, chunks)) < 3.4 * tts.sample_rate
 
 
-def test_first_patches_of_a_stream_are_handed_out_at_once(tts: VoxCPM) -> None:
-    generated: list[int] = []
-    arrived = [
-        len(generated)
-        for _ in tts.generate_streaming(
-            "The river runs slowly to the sea.", voice="emma", seed=1, chunk_patches=1,
-            progress=lambda progress: generated.append(progress.patches),
-        )
-    ]  # fmt: skip
-
-    assert arrived[:6] == [1, 2, 3, 4, 5, 6]
-    # Then every second one is held back.
-    assert arrived[6:9] == [8, 10, 12]
+def test_first_patches_of_a_stream_are_handed_out_at_once_and_later_ones_held_back(tts):
+    generated = []
+    given = {"voice": "emma", "seed": 1, "segment_tokens": 40, "progress": generated.append}
+    arrived = [generated[-1] for _ in tts.generate_streaming(RIVER, chunk_patches=1, **given)]
+    first, later = ([p.patches for p in arrived if p.segment == segment] for segment in (0, 1))
+    # Every second one is held back after the sixth, and those of later segments from their beginning.
+    assert first[:9] == [1, 2, 3, 4, 5, 6, 8, 10, 12]
+    assert later[:2] == [6, 7]
 
 
-def test_the_first_chunk_of_a_stream_is_repaired_before_it_is_handed_out(tts: VoxCPM) -> None:
+def test_the_first_chunk_of_a_stream_is_repaired_before_it_is_handed_out(tts):
     text, given = SKIPPED
     words = []
     with pytest.warns(WordsWarning, match="'It' at 0 is not said"):
         list(tts.generate_streaming(text, first_chunk_patches=1, **given))
     list(tts.generate_streaming(text, on_words=words.extend, **given))
-
     assert [word.said for word in words] == [1] * 9
 
 
-def test_later_segments_of_a_stream_are_held_back_from_their_beginning(tts: VoxCPM) -> None:
-    generated: list[Progress] = []
-    arrived = [
-        generated[-1]
-        for _ in tts.generate_streaming(
-            "The river runs slowly to the sea. She sells fresh bread in the market.", voice="emma", seed=1,
-            chunk_patches=1, segment_tokens=40, progress=generated.append,
-        )
-    ]  # fmt: skip
-    first = [progress.patches for progress in arrived if progress.segment == 0]
-    later = [progress.patches for progress in arrived if progress.segment == 1]
-
-    assert (first[:2], later[:2]) == ([1, 2], [6, 7])
-
-
-def test_speech_that_lacks_words_is_retried(tts: VoxCPM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speech_that_lacks_words_is_retried_or_reported_and_has_no_captions_for_them(tts, monkeypatch):
     text, given = CUT
     # Believe the stop head at once.
     monkeypatch.setattr("voxcpm_runtime.words.coverage._PATIENCE", -100)
     speech = tts.speak(text, **given)
-
     assert (speech.attempts, speech.unsaid) == (2, ())
     np.testing.assert_array_equal(speech.audio, tts.generate(text, voice="emma", seed=1))
-
-
-def test_words_that_are_not_said_are_reported_and_have_no_caption(
-    tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text, given = CUT
-    # Believe the stop head at once.
-    monkeypatch.setattr("voxcpm_runtime.words.coverage._PATIENCE", -100)
     with pytest.warns(WordsWarning, match="'How' at 24 is not said"):
         speech = tts.speak(text, retry_badcase=False, **given)
-
-    assert [(word.text, word.place) for word in speech.unsaid] == [
-        ("How", 24), ("are", 28), ("you", 32), ("today?", 36),
-    ]  # fmt: skip
+    unsaid = [(word.text, word.place) for word in speech.unsaid]
+    assert unsaid == [("How", 24), ("are", 28), ("you", 32), ("today?", 36)]
     assert "How" not in timestamps_file(speech.words, ".srt").decode()
     assert '"unsaid"' in timestamps_file(speech.words, ".json").decode()
 
 
-def test_places_are_those_in_the_whole_text(tts: VoxCPM) -> None:
+def test_places_are_those_in_the_whole_text(tts):
     text = "  The river runs.\n\nThe sea is far. The river runs."
     speech = tts.speak(text, voice="emma", seed=1, segment_tokens=20)
-
     assert len(speech.segments) > 1
     assert [text[word.place :][: len(word.text)] for word in speech.words] == text.split()
     assert [word.place for word in speech.words] == sorted({word.place for word in speech.words})
 
 
 @pytest.mark.parametrize("every_word", [True, False])
-def test_words_that_a_limit_or_a_cancellation_leaves_out_have_no_times(tts: VoxCPM, every_word: bool) -> None:
+def test_words_that_a_limit_or_a_cancellation_leaves_out_have_no_times(tts, every_word):
     text = "One two three four five six seven eight nine ten eleven twelve."
     given = {"seed": 3, "every_word": every_word}
     token = CancelToken()
 
-    def cancel(progress: Progress) -> None:
+    def cancel(progress):
         if progress.patches == 10:
             token.cancel()
 

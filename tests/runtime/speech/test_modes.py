@@ -65,7 +65,6 @@ MODES = {
 )
 def test_each_mode_is_one_command(speaking, mode, command):
     options, arguments, _ = MODES[mode]
-
     np.testing.assert_array_equal(
         spoken(command, speaking, "--text", "hello.", *options), expected(speaking, *arguments)
     )
@@ -122,19 +121,12 @@ def test_each_generation_option_reaches_the_library_and_has_its_default(speaking
     speak = VoxCPM.speak_plan
     monkeypatch.setattr(VoxCPM, "speak_plan", observed)
     flags = [flag for flags, _ in OPTIONS.values() for flag in flags]
-
     spoken("generate", speaking, "--text", "hello.")
     spoken("generate", speaking, "--text", "hello.", *flags)
-
     # Not with markup.
     spoken("generate", speaking, "--text", "hello.", "--clean", "markdown")
-
     chosen = {name: value for name, (_, value) in OPTIONS.items()}
-    assert given == [
-        GenerationOptions(),
-        GenerationOptions(**chosen),
-        GenerationOptions(clean="markdown"),
-    ]
+    assert given == [GenerationOptions(), GenerationOptions(**chosen), GenerationOptions(clean="markdown")]
     assert {*chosen, "clean"} == {field.name for field in dataclasses.fields(GenerationOptions)}
 
 

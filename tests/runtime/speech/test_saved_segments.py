@@ -38,9 +38,7 @@ def test_interrupted_chapter_resumes(tts, models, book):
     assert (saved(digest="other").count, saved(seed=4).count) == (0, 0)
     (book.parent / ".book.wav.segments" / "00001.segment").write_bytes(b"half")
     before = len(models["locdit_step"].calls)
-
     speech = tts.speak(CHAPTER, saved_segments=saved(), **GIVEN)
-
     np.testing.assert_array_equal(speech.audio, whole.audio)
     assert [s.seed for s in speech.segments] == [s.seed for s in whole.segments]
     patches = sum(len(s.latents) for i, s in enumerate(whole.segments) if i not in (0, 2))
@@ -59,10 +57,8 @@ def test_reordered_segments_are_not_reused(tts, book):
     first, second = (saved.folder / f"0000{index}.segment" for index in range(2))
     before = first.read_bytes()
     assert saved.get(0).text == segments[0].text
-
     first.write_bytes(second.read_bytes())
     second.write_bytes(before)
-
     assert (saved.get(0), saved.get(1)) == (None, None)
     saved.discard()
     other = SavedSegments(book, "d", 4, drawn=False)
@@ -81,9 +77,7 @@ def test_resegmented_text_is_regenerated(tts, book):
         return tts.speak(CHAPTER, seed=3, segment_tokens=tokens, saved_segments=saved)
 
     speak(8, SavedSegments(book, "d", 3, drawn=False))
-
     speech = speak(12, SavedSegments(book, "d", 3, drawn=False))
-
     np.testing.assert_array_equal(speech.audio, speak(12, None).audio)
 
 
@@ -105,7 +99,6 @@ def test_kill_during_removal_leaves_no_segments_to_resume(tts, book, monkeypatch
         with pytest.raises(SystemError, match="killed"):
             saved.discard()
     saved.release()
-
     after = SavedSegments(book, "d", 3, drawn=False)
     assert (after.count, after.get(1)) == (0, None)
     after.discard()

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,22 +20,21 @@ TEXT, SEED = "Hello.", 3
 
 
 @pytest.fixture(scope="module")
-def tts() -> Iterator[VoxCPM]:
+def tts():
     with VoxCPM.from_bundle(DEFAULT_BUNDLE) as opened:
         yield opened
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The working directory, with an empty voice store."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "voices"))
     return tmp_path
 
 
-def test_there_are_thirteen_whose_provenance_and_licence_are_stated(tts: VoxCPM) -> None:
+def test_there_are_thirteen_whose_provenance_and_licence_are_stated(tts):
     stated = (BUILT_IN / "README.md").read_text(encoding="utf-8")
-
     assert len(built_in_voices()) == 13
     for name, voice in built_in_voices().items():
         voice.check(tts.bundle.architecture)
@@ -52,10 +49,9 @@ def test_there_are_thirteen_whose_provenance_and_licence_are_stated(tts: VoxCPM)
         assert (f"{name} ({' '.join(words)})" if words else name) in cell
 
 
-def test_every_interface_accepts_a_built_in_voice_by_name(tts: VoxCPM, folder: Path) -> None:
+def test_every_interface_accepts_a_built_in_voice_by_name(tts, folder):
     copied = shutil.copy(BUILT_IN / "heart.voice", folder / "mine.voice")
     expected = pcm16(tts.generate(TEXT, voice=Voice.load(copied), seed=SEED))
-
     assert np.array_equal(pcm16(tts.generate(TEXT, voice="heart", seed=SEED)), expected)
     assert not np.array_equal(pcm16(tts.generate(TEXT, voice="michael", seed=SEED)), expected)
     given = ["--voice", "heart", "--seed", str(SEED), "--quiet"]
@@ -70,19 +66,17 @@ def test_every_interface_accepts_a_built_in_voice_by_name(tts: VoxCPM, folder: P
     assert not list(BUILT_IN.glob("*.prefix"))
 
 
-def test_users_voice_overrides_a_built_in_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_voice_overrides_a_built_in_one(folder, capsys):
     store = VoiceStore()
     built_in = store.load("heart")
     michael = Voice.load(BUILT_IN / "michael.voice").save(folder / "mine.voice")
     own = Voice(michael.header.model_copy(update={"name": "heart"}), michael.prompt)
-
     store.add(own)
     assert cli.main(["voices", "list"]) == 0
     after = capsys.readouterr().out
     assert after.startswith("heart: voxcpm")
     assert len(after.splitlines()) == 13
     assert store.load("heart") == own != built_in
-
     store.remove("heart")
     assert store.load("heart") == built_in
     with pytest.raises(InputError, match="voice heart is built in and cannot be removed"):
@@ -90,28 +84,22 @@ def test_users_voice_overrides_a_built_in_one(folder: Path, capsys: pytest.Captu
     assert (BUILT_IN / "heart.voice").is_file()
 
 
-def test_without_a_voice_the_checkpoints_own_speaks(tts: VoxCPM) -> None:
+def test_without_a_voice_the_checkpoints_own_speaks(tts):
     own = tts.generate(TEXT, seed=SEED)
-
     assert np.array_equal(own, tts.generate(TEXT, voice="heart", seed=SEED))
     assert np.array_equal(own, tts.generate(TEXT, voice="default", seed=SEED))
     assert not np.array_equal(own, tts.generate(TEXT, seed=SEED, zero_shot=True))
     assert tts.plan(TEXT, zero_shot=True).voice is None
 
 
-def test_speech_is_resumed_only_in_the_same_default_voice(tts: VoxCPM) -> None:
+def test_speech_is_resumed_only_in_the_same_voices(tts):
     heart, seeds = Recordings(voice=built_in_voices()["heart"]), GenerationOptions(zero_shot=True)
-
     assert Request(TEXT).digest(tts.bundle) == Request(TEXT, heart).digest(tts.bundle)
     assert Request(TEXT).digest(tts.bundle) != Request(TEXT, options=seeds).digest(tts.bundle)
-
-
-def test_speech_is_resumed_only_in_the_same_voices_of_its_markup(tts: VoxCPM) -> None:
     text = "[voice mine] Hello."
     heart, emma = (
         tts.plan(text, markup=True, find_voice=lambda _, v=v: built_in_voices()[v]) for v in ("heart", "emma")
     )
-
     assert heart.request.digest(tts.bundle) == emma.request.digest(tts.bundle)
     assert heart.digest != emma.digest
 
@@ -124,14 +112,13 @@ def test_an_unknown_default_voice_is_an_error(tts):
         default_voice(bundle)
 
 
-def test_built_in_voices_require_the_same_audio_vae(speaking: Callable[..., str]) -> None:
+def test_built_in_voices_require_the_same_audio_vae(speaking):
     other = VoxCPM.from_bundle(speaking)
-
     assert other.built_in_voices == {}
     with pytest.raises(InputError, match="voice heart was made for another AudioVAE"):
         other.generate(TEXT, voice="heart")
 
 
-def test_letters_that_the_voice_cannot_say_are_warned_of(tts: VoxCPM) -> None:
+def test_letters_that_the_voice_cannot_say_are_warned_of(tts):
     with pytest.warns(UserWarning, match="knows the letters a to z only: '中' transliterated or left out"):
         tts.plan("Say 中 please.")

@@ -3,9 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +10,7 @@ PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(ma
 
 
 @pytest.fixture(scope="session")
-def bundle() -> Path:
+def bundle():
     """The built-in voice."""
     from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 
@@ -21,7 +18,7 @@ def bundle() -> Path:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Any]:
+def cluster():
     """A head without CPUs, so that every line runs on a node that may be killed."""
     pytest.importorskip("ray", reason="needs the extra ray: make test-ray", exc_type=ImportError)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -33,12 +30,12 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def _alive() -> list[Any]:
+def _alive():
     return []
 
 
 @pytest.fixture
-def nodes(cluster: Any, _alive: list[Any]) -> list[Any]:
+def nodes(cluster, _alive):
     """Two live nodes with one CPU each; a test that kills one removes it from the list."""
     while len(_alive) < 2:
         _alive.append(cluster.add_node(num_cpus=1))
@@ -46,11 +43,11 @@ def nodes(cluster: Any, _alive: list[Any]) -> list[Any]:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def started(tmp_path):
     """started(*arguments): the command line in a subprocess, in the test's folder."""
-    running: list[subprocess.Popen[str]] = []
+    running = []
 
-    def start(*arguments: object) -> subprocess.Popen[str]:
+    def start(*arguments):
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *map(str, arguments)],
             cwd=tmp_path,
@@ -69,10 +66,10 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @pytest.fixture
-def listening() -> Callable[[subprocess.Popen[str]], str]:
+def listening():
     """listening(server): its URL once it listens; lines of status may precede it."""
 
-    def url(server: subprocess.Popen[str]) -> str:
+    def url(server):
         assert server.stderr is not None
         line = next(line for line in server.stderr if not line.endswith("…\n"))
         assert line.startswith("listening on http://127.0.0.1:"), line + server.stderr.read()

@@ -5,9 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ Start = Callable[..., subprocess.Popen[str]]
 TEXT = "This is line number {}, and it is spoken by a machine of the cluster."
 
 
-def lines(folder: Path, count: int, *more: str) -> Path:
+def lines(folder, count, *more):
     """A JSONL file of seeded lines; the first one continues a recording."""
     noise = np.random.default_rng(0).uniform(-0.3, 0.3, 24_000)
     soundfile.write(folder / "me.wav", noise, 16_000)
@@ -32,24 +30,22 @@ def lines(folder: Path, count: int, *more: str) -> Path:
     return path
 
 
-def spoken(folder: Path) -> dict[str, bytes]:
+def spoken(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.wav"))}
 
 
-def recorded(folder: Path) -> list[str]:
+def recorded(folder):
     return [json.loads(line)["output"] for line in (folder / "spoken.jsonl").read_text().splitlines()]
 
 
-def done(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def done(process):
     """Exit code, stdout and stderr without lines of status."""
     out, err = process.communicate(timeout=150)
     said = "".join(line for line in err.splitlines(keepends=True) if not line.endswith("…\n"))
     return process.returncode, out, said
 
 
-def test_killed_node_neither_loses_nor_repeats_lines(
-    bundle: Path, cluster: Any, nodes: list[Any], started: Start, tmp_path: Path
-) -> None:
+def test_killed_node_neither_loses_nor_repeats_lines(bundle, cluster, nodes, started, tmp_path):
     from voxcpm_runtime.commands.cli import main
 
     given = lines(tmp_path, 16)
@@ -91,14 +87,12 @@ def test_killed_node_neither_loses_nor_repeats_lines(
 
 
 @pytest.mark.usefixtures("nodes")
-def test_ctrl_c_keeps_finished_files(bundle: Path, cluster: Any, started: Start, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_files(bundle, cluster, started, tmp_path):
     out = tmp_path / "out"
     process = started("batch", bundle, lines(tmp_path, 200), "-o", out, "--ray", cluster.address)
     until(lambda: len(spoken(out)) >= 2)
-
     process.send_signal(signal.SIGINT)
     code, printed, errors = done(process)
-
     assert code == 130, errors
     assert errors.count("\n") == 1
     count = len(spoken(out))
@@ -107,7 +101,7 @@ def test_ctrl_c_keeps_finished_files(bundle: Path, cluster: Any, started: Start,
     assert sorted(recorded(out)) == sorted(spoken(out))
 
 
-def executed(address: str, monkeypatch: pytest.MonkeyPatch, speak: Any, outputs: list[str]) -> list[Any]:
+def executed(address, monkeypatch, speak, outputs):
     """The executor's results by line, with another function that speaks them."""
     from voxcpm_server.cluster import batch
 
@@ -124,10 +118,8 @@ def executed(address: str, monkeypatch: pytest.MonkeyPatch, speak: Any, outputs:
 
 
 @pytest.mark.usefixtures("nodes")
-def test_line_that_crashes_every_process_fails_and_the_others_are_spoken(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dies(_: Any, asked: str, timestamps: str) -> Any:  # noqa: ARG001 - the task's
+def test_line_that_crashes_every_process_fails_and_the_others_are_spoken(cluster, monkeypatch):
+    def dies(_, asked, timestamps):  # noqa: ARG001 - the task's
         return os._exit(1) if asked == "bad" else (asked, [])
 
     results = executed(cluster.address, monkeypatch, dies, ["good", "bad", *["good"] * 6])
@@ -136,10 +128,8 @@ def test_line_that_crashes_every_process_fails_and_the_others_are_spoken(
 
 
 @pytest.mark.usefixtures("nodes")
-def test_machine_that_cannot_load_the_bundle_ends_the_batch(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(_: Any, asked: str, timestamps: str) -> Any:  # noqa: ARG001 - the task's
+def test_machine_that_cannot_load_the_bundle_ends_the_batch(cluster, monkeypatch):
+    def refuses(_, asked, timestamps):  # noqa: ARG001 - the task's
         return "10.0.0.7: no bundle" if asked == "bad" else (asked, [])
 
     with pytest.raises(InputError, match=r"^10\.0\.0\.7: no bundle$"):

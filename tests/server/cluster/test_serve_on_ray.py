@@ -6,10 +6,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import httpx2
 import psutil
@@ -26,12 +24,10 @@ BODY = {"model": "tts-1", "input": LONG, "response_format": "pcm", "seed": 7}
 
 
 @pytest.fixture
-def serve(
-    bundle: Path, started: Start, listening: Any, tmp_path: Path
-) -> Callable[..., tuple[subprocess.Popen[str], str]]:
+def serve(bundle, started, listening, tmp_path):
     """serve(*options): a server on a new cluster of this machine, and its URL."""
 
-    def begin(*options: object) -> tuple[subprocess.Popen[str], str]:
+    def begin(*options):
         voices = ("--voices-folder", tmp_path / "voices")
         process = started("serve", bundle, "--ray", "--port", 0, "--threads", 1, *voices, *options)
         return process, listening(process)
@@ -39,7 +35,7 @@ def serve(
     return begin
 
 
-def _replicas(server: subprocess.Popen[str]) -> list[psutil.Process]:
+def _replicas(server):
     """The processes of the server's replicas."""
     found = []
     for process in psutil.Process(server.pid).children(recursive=True):
@@ -49,12 +45,12 @@ def _replicas(server: subprocess.Popen[str]) -> list[psutil.Process]:
     return found
 
 
-def _spoken(url: str) -> bytes:
+def _spoken(url):
     return httpx2.post(f"{url}/v1/audio/speech", json=BODY, timeout=120).content
 
 
 @pytest.fixture(scope="module")
-def spoken_alone(bundle: Path) -> dict[str, bytes]:
+def spoken_alone(bundle):
     """The expected samples of every response: those of a plain server."""
     with VoxCPM.from_bundle(bundle, threads=1) as tts:
         return {
@@ -62,9 +58,7 @@ def spoken_alone(bundle: Path) -> dict[str, bytes]:
         }
 
 
-def test_one_replica_equals_a_plain_server(
-    serve: Callable[..., tuple[subprocess.Popen[str], str]], spoken_alone: dict[str, bytes]
-) -> None:
+def test_one_replica_equals_a_plain_server(serve, spoken_alone):
     process, url = serve()
     # The first bytes arrive long before the end.
     began = time.perf_counter()
@@ -76,14 +70,12 @@ def test_one_replica_equals_a_plain_server(
     assert answer.headers["x-seed"] == "7"
     assert received == spoken_alone[LONG]
     assert first < (time.perf_counter() - began) / 2
-
     # Errors come from the app; what a single replica cannot know is rejected.
     unknown = httpx2.post(f"{url}/v1/audio/speech", json=BODY | {"voice": "nobody"})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "voice")
     metrics = httpx2.get(f"{url}/metrics")
     assert (metrics.status_code, "--ray" in metrics.json()["error"]["message"]) == (501, True)
     assert httpx2.get(f"{url}/v1/models", headers={"Host": "evil.example"}).status_code == 403
-
     # Disconnecting frees the slot.
     with httpx2.stream(
         "POST", f"{url}/v1/audio/speech", json=BODY | {"input": LONG * 8}, timeout=60
@@ -93,7 +85,6 @@ def test_one_replica_equals_a_plain_server(
         next(parts)
         assert httpx2.get(f"{url}/ready").json()["speaking"] == 1
     until(lambda: httpx2.get(f"{url}/ready").json()["speaking"] == 0, 5)
-
     # SIGTERM drains.
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(_spoken, url)
@@ -104,14 +95,12 @@ def test_one_replica_equals_a_plain_server(
     assert asking.result() == spoken_alone[LONG]
 
 
-def test_replicas_are_added_under_load(
-    serve: Callable[..., tuple[subprocess.Popen[str], str]], spoken_alone: dict[str, bytes]
-) -> None:
+def test_replicas_are_added_under_load(serve, spoken_alone):
     process, url = serve("--replicas", 1, "--max-replicas", 2, "--concurrency", 1)
     assert len(_replicas(process)) == 1
     stop = threading.Event()
 
-    def ask() -> set[bytes]:
+    def ask():
         answers = set()
         while not stop.is_set():
             answers.add(_spoken(url))
@@ -126,9 +115,7 @@ def test_replicas_are_added_under_load(
         assert set().union(*(answers.result() for answers in asking)) == {spoken_alone[LONG]}
 
 
-def test_unsupported_cluster_options_are_one_line_errors(
-    bundle: Path, cluster: Any, started: Start, tmp_path: Path
-) -> None:
+def test_unsupported_cluster_options_are_one_line_errors(bundle, cluster, started, tmp_path):
     there = ("--ray", "--ray-address", cluster.address)
     for options, words in (
         ((*there,), "requires --voices-folder"),
@@ -148,14 +135,14 @@ def test_unsupported_cluster_options_are_one_line_errors(
         assert words in line
 
 
-def replicas(node: Any) -> list[psutil.Process]:
+def replicas(node):
     """The replica processes on a node."""
     (raylet,) = node.all_processes["raylet"]
     children = psutil.Process(raylet.process.pid).children(recursive=True)
     return [process for process in children if "ServeReplica" in command_line(process)]
 
 
-def command_line(process: psutil.Process) -> str:
+def command_line(process):
     """The command line of a process; empty if it has exited."""
     try:
         return " ".join(process.cmdline())
@@ -164,9 +151,7 @@ def command_line(process: psutil.Process) -> str:
 
 
 @pytest.fixture
-def url(
-    bundle: Path, cluster: Any, nodes: list[Any], started: Start, listening: Any, tmp_path: Path
-) -> Iterator[str]:
+def url(bundle, cluster, nodes, started, listening, tmp_path):
     """A server with two replicas, one per node, as each needs the node's only CPU."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -182,19 +167,13 @@ def url(
     assert (process.returncode, rest.strip()) == (0, "")
 
 
-def asked(text: str) -> dict[str, Any]:
+def asked(text):
     return {"json": {"model": "tts-1", "input": text, "response_format": "pcm", "seed": 7}, "timeout": 120}
 
 
 def test_killed_node_loses_only_its_requests_and_its_replica_restarts_elsewhere(
-    url: str,
-    bundle: Path,
-    cluster: Any,
-    nodes: list[Any],
-    started: Start,
-    spoken_alone: dict[str, bytes],
-    tmp_path: Path,
-) -> None:
+    url, bundle, cluster, nodes, started, spoken_alone, tmp_path
+):
     there = ("--ray", "--ray-address", cluster.address, "--voices-folder", tmp_path)
     second = started("serve", bundle, *there, "--port", 1)
     assert "Ray Serve already runs" in second.communicate(timeout=150)[1]
@@ -207,7 +186,7 @@ def test_killed_node_loses_only_its_requests_and_its_replica_restarts_elsewhere(
             parts = answer.iter_raw()
             streams.append((next(parts), parts))
 
-        def rest(first: bytes, parts: Iterator[bytes]) -> bytes | None:
+        def rest(first, parts):
             """The whole response; None if it was truncated."""
             try:
                 return first + b"".join(parts)
@@ -220,7 +199,7 @@ def test_killed_node_loses_only_its_requests_and_its_replica_restarts_elsewhere(
     # Both nodes spoke; the surviving node's responses are complete.
     assert set(heard) == {None, spoken_alone[LONG]}
 
-    def spoken() -> bytes:
+    def spoken():
         answer = httpx2.post(f"{url}/v1/audio/speech", **asked(SHORT))
         return answer.content if answer.status_code == 200 else b""
 
@@ -232,7 +211,7 @@ def test_killed_node_loses_only_its_requests_and_its_replica_restarts_elsewhere(
     until(lambda: [len(replicas(node)) for node in nodes] == [1, 1], 90)
     (back,) = replicas(nodes[-1])
 
-    def both_work() -> bool:
+    def both_work():
         before = back.cpu_times().user
         with ThreadPoolExecutor(4) as threads:
             assert set(threads.map(lambda _: spoken(), range(4))) == {spoken_alone[SHORT]}

@@ -1,5 +1,4 @@
 import io
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import httpx2
@@ -24,32 +23,35 @@ class Client:
     }
     long = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 4)
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url):
         self.url = f"{url}/v1/audio/jobs"
 
-    def submit(self, key: str = "", **fields: Any) -> httpx2.Response:
+    def get(self, path="", **given):
+        return httpx2.get(self.url + path, **given)
+
+    def submit(self, key="", **fields):
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return httpx2.post(self.url, json={**self.said, **fields}, headers=headers)
 
-    def submitted(self, **fields: Any) -> str:
+    def submitted(self, **fields):
         """The id of a new job."""
         answer = self.submit(**fields)
         assert answer.status_code == 202, answer.text
         return str(answer.json()["id"])
 
-    def job(self, id_: str) -> dict[str, Any]:
+    def job(self, id_):
         answer = httpx2.get(f"{self.url}/{id_}")
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
-    def when(self, id_: str, happened: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    def when(self, id_, happened):
         """The job once it is in that state."""
         return dict(until(lambda: (job := self.job(id_)) and happened(job) and job))
 
-    def ended(self, id_: str) -> dict[str, Any]:
+    def ended(self, id_):
         return self.when(id_, lambda job: job["state"] in ("done", "failed"))
 
-    def samples(self, id_: str) -> Any:
+    def samples(self, id_):
         """The speech of a job as 16-bit samples (samples,)."""
         answer = httpx2.get(f"{self.url}/{id_}/audio")
         assert answer.status_code == 200, answer.text
@@ -57,12 +59,12 @@ class Client:
 
 
 @pytest.fixture
-def jobs() -> type[Client]:
+def jobs():
     """jobs(url): a client of a server's jobs."""
     return Client
 
 
 @pytest.fixture(scope="session")
-def long_samples(tts: Any) -> Any:
+def long_samples(tts):
     """The runtime's speech of `Client.long` with seed 7, as 16-bit samples (samples,)."""
     return pcm16(tts.generate(Client.long, seed=7))

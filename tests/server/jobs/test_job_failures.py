@@ -5,7 +5,7 @@ import itertools
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from voxcpm_runtime import BundleError, InputError
 from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs import execution
-from voxcpm_server.jobs.store import DONE, FAILED, QUEUED, Job, JobStore
+from voxcpm_server.jobs.store import DONE, FAILED, QUEUED, JobStore
 from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.speech.served_bundles import Bundles
 from waiting import until
@@ -28,15 +28,15 @@ MODELS = ("tts-1",)
 
 
 @pytest.fixture(autouse=True)
-def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pause(monkeypatch):
     monkeypatch.setattr(execution, "JOB_RETRY_SECONDS", 0.2)
 
 
 @pytest.fixture
-def stored(jobs: Any, tmp_path: Path) -> Callable[..., tuple[str, Path]]:
+def stored(jobs, tmp_path):
     """stored(starts=0, **fields): a queued job in the folder with one finished segment."""
 
-    def stored(starts: int = 0, voice: Any = None, **fields: Any) -> tuple[str, Path]:
+    def stored(starts=0, voice=None, **fields):
         store = JobStore(tmp_path / "jobs")
         job = store.add("", {**jobs.said, **fields}, 7, 1, {}, voice)
         store.change(job.id, starts=starts)
@@ -49,15 +49,15 @@ def stored(jobs: Any, tmp_path: Path) -> Callable[..., tuple[str, Path]]:
     return stored
 
 
-def full(path: Path) -> Any:
+def full(path):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def test_failed_start_leaves_jobs_unchanged(stored: Any, tmp_path: Path) -> None:
+def test_failed_start_leaves_jobs_unchanged(stored, tmp_path):
     id_, segment = stored()
-    begun: list[Exception | None] = []
+    begun = []
 
-    def missing() -> Any:
+    def missing():
         raise BundleError("/nothere: there is no bundle")
 
     settings = Settings(jobs_folder=tmp_path / "jobs", voices_folder=tmp_path / "voices")
@@ -73,13 +73,11 @@ def test_failed_start_leaves_jobs_unchanged(stored: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_job_waiting_for_its_bundle_does_not_block_others(
-    serve: Serve, jobs: Any, stored: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_waiting_for_its_bundle_does_not_block_others(serve, jobs, stored, monkeypatch):
     id_, segment = stored()
     lease, refusals, refuses = Bundles.lease, list[float](), [True]
 
-    async def refuse(self: Any, name: str | None = None) -> Any:
+    async def refuse(self, name=None):
         if name == "tts-1" and refuses:
             refusals.append(time.monotonic())
             raise ApiError(503, "damaged", code="model_unavailable")
@@ -100,7 +98,7 @@ def test_job_waiting_for_its_bundle_does_not_block_others(
 
 
 @pytest.mark.long
-def test_job_waits_until_its_model_is_served_again(serve: Serve, jobs: Any, stored: Any) -> None:
+def test_job_waits_until_its_model_is_served_again(serve, jobs, stored):
     (id_, segment), (deleted, other) = stored(model="calm"), stored(model="calm")
     running = serve()
     client = jobs(running.url)
@@ -109,23 +107,20 @@ def test_job_waits_until_its_model_is_served_again(serve: Serve, jobs: Any, stor
     waits = client.job(id_)
     assert (waits["state"], waits["error"]["code"]) == ("waiting", "model_unavailable")
     assert waits["error"]["message"].startswith("waiting for model calm")
-    assert httpx2.get(f"{client.url}/{id_}/audio").status_code == 409
+    assert client.get(f"/{id_}/audio").status_code == 409
     assert segment.is_file()
     assert httpx2.delete(f"{client.url}/{deleted}").json()["deleted"] is True
     assert not other.parent.parent.exists()
     running.stop()
-
     # The default bundle has its name again.
     assert jobs(serve(model_name="calm").url).ended(id_)["state"] == "done"
 
 
-def test_job_is_retried_if_its_final_write_fails(
-    serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_is_retried_if_its_final_write_fails(serve, jobs, monkeypatch):
     monkeypatch.setattr(execution, "JOB_RETRY_SECONDS", 0.02)
     change, refused, speak_job, spoken = JobStore.change, [], execution.speak_job, []
 
-    def refuse(self: JobStore, id_: str, **values: Any) -> None:
+    def refuse(self, id_, **values):
         if values.get("state") == DONE and len(refused) < 6:
             refused.append(values["state"])
             raise sqlite3.OperationalError("disk I/O error")
@@ -136,36 +131,30 @@ def test_job_is_retried_if_its_final_write_fails(
     running = serve()
     client = jobs(running.url)
     ended = client.ended(id_ := client.submitted())
-
     # Its speech is complete, so it is neither regenerated nor failed.
     assert (ended["state"], len(spoken), len(refused)) == (DONE, 1, 6)
     assert ended["audio_seconds"] > 0
-    assert len(httpx2.get(f"{client.url}/{id_}/audio").content) == ended["bytes"]
-    told = httpx2.get(f"{running.url}/metrics").text
+    assert len(client.get(f"/{id_}/audio").content) == ended["bytes"]
+    told = running.metrics()
     assert 'voxcpm_jobs_total{outcome="done"} 1.0' in told
     assert 'voxcpm_jobs_total{outcome="failed"} 1.0' not in told
 
 
 @pytest.mark.long
-def test_job_fails_after_three_failed_writes(
-    serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    tries: list[Path] = []
+def test_job_fails_after_three_failed_writes(serve, jobs, monkeypatch, tmp_path):
+    tries = []
     monkeypatch.setattr(execution, "atomic_file", lambda path: tries.append(path) or full(path))
     client = jobs(serve().url)
     failed = client.ended(client.submitted())
-
     assert (failed["state"], failed["error"]["code"], len(tries)) == (FAILED, "storage", 3)
     assert str(tmp_path) not in failed["error"]["message"]
     assert not list(tmp_path.rglob("*.segment"))
 
 
-def test_finished_segment_resets_the_number_of_starts(
-    serve: Serve, jobs: Any, stored: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_segment_resets_the_number_of_starts(serve, jobs, stored, monkeypatch):
     write, tries = execution.atomic_file, list[Path]()
 
-    def fail_once(path: Path) -> Any:
+    def fail_once(path):
         tries.append(path)
         return full(path) if len(tries) == 1 else write(path)
 
@@ -177,9 +166,7 @@ def test_finished_segment_resets_the_number_of_starts(
 
 
 @pytest.mark.parametrize(("starts", "state"), [(2, DONE), (3, FAILED)])
-def test_job_that_crashes_the_server_repeatedly_fails(
-    serve: Serve, jobs: Any, stored: Any, starts: int, state: str
-) -> None:
+def test_job_that_crashes_the_server_repeatedly_fails(serve, jobs, stored, starts, state):
     id_, segment = stored(starts=starts)
     ended = jobs(serve().url).ended(id_)
     assert ended["state"] == state
@@ -188,7 +175,7 @@ def test_job_that_crashes_the_server_repeatedly_fails(
 
 
 @pytest.mark.long
-def test_job_files_and_text_length_are_limited(serve: Serve, jobs: Any) -> None:
+def test_job_files_and_text_length_are_limited(serve, jobs):
     for settings, code, words in (
         ({"max_jobs_megabytes": 0.2}, "storage", "have reached"),
         ({"max_job_audio_seconds": 2}, "speech_too_long", "limit of 2 s"),
@@ -204,10 +191,10 @@ def test_job_files_and_text_length_are_limited(serve: Serve, jobs: Any) -> None:
         running.stop()
 
 
-def test_database_write_errors_are_507(serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_write_errors_are_507(serve, jobs, monkeypatch):
     client = jobs(serve().url)
 
-    def refuse(*_: Any) -> Any:
+    def refuse(*_):
         raise sqlite3.OperationalError("disk I/O error")
 
     monkeypatch.setattr(JobStore, "get", refuse)
@@ -217,28 +204,26 @@ def test_database_write_errors_are_507(serve: Serve, jobs: Any, monkeypatch: pyt
         assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
 
 
-def test_page_works_without_jobs_if_the_folder_is_locked(
-    without_bundle: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_works_without_jobs_if_the_folder_is_locked(without_bundle, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "jobs_folder", lambda: tmp_path / "jobs")
     others = JobStore(tmp_path / "jobs")
     running = without_bundle(max_jobs=1, model_name="voxcpm")
-    assert httpx2.get(f"{running.url}/v1/about").json()["jobs"] is False
+    assert running.get("/v1/about").json()["jobs"] is False
     others.close()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[JobStore]:
+def store(tmp_path):
     opened = JobStore(tmp_path / "jobs")
     yield opened
     opened.close()
 
 
-def added(store: JobStore, owner: str = "a") -> Job:
+def added(store, owner="a"):
     return store.add(owner, SAID, 7, 1, {"prompt_audio": b"recording"}, None)
 
 
-def test_interrupted_job_runs_first_and_owners_take_turns(store: JobStore) -> None:
+def test_interrupted_job_runs_first_and_owners_take_turns(store):
     ids = {owner: [added(store, owner).id for _ in range(3)] for owner in "ab"}
     interrupted = ids["b"][0]
     store.change(interrupted, started=time.time())
@@ -252,11 +237,10 @@ def test_interrupted_job_runs_first_and_owners_take_turns(store: JobStore) -> No
         order.append(job.id)
         store.change(job.id, state=DONE, started=time.time())
         time.sleep(0.002)
-
     assert order == [ids["b"][0], ids["a"][0], ids["b"][1], ids["a"][1], ids["b"][2], ids["a"][2]]
 
 
-def test_leftovers_of_a_killed_server_are_removed_and_user_files_stay(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_server_are_removed_and_user_files_stay(tmp_path):
     mine = [tmp_path / "holiday" / "film.part", tmp_path / "letter.part", tmp_path / "job_of_mine" / "a"]
     for path in mine:
         path.parent.mkdir(exist_ok=True)
@@ -271,7 +255,6 @@ def test_leftovers_of_a_killed_server_are_removed_and_user_files_stay(tmp_path: 
     (store.path(lost.id) / "prompt_audio").unlink()
     store.path(lost.id).rmdir()
     store.close()
-
     store = JobStore(tmp_path)
     (left,) = store.for_owner("a")
     assert (left.id, left.state) == (job.id, QUEUED)
@@ -281,7 +264,7 @@ def test_leftovers_of_a_killed_server_are_removed_and_user_files_stay(tmp_path: 
     store.close()
 
 
-def test_world_readable_jobs_folder_becomes_private(tmp_path: Path) -> None:
+def test_world_readable_jobs_folder_becomes_private(tmp_path):
     tmp_path.chmod(0o755)
     store = JobStore(tmp_path)
     job = added(store)
@@ -292,13 +275,12 @@ def test_world_readable_jobs_folder_becomes_private(tmp_path: Path) -> None:
     store.close()
 
 
-def test_unusable_folder_is_a_one_line_error(tmp_path: Path) -> None:
+def test_unusable_folder_is_a_one_line_error(tmp_path):
     store = JobStore(tmp_path / "jobs")
     with pytest.raises(InputError, match="give each server its own --jobs-folder"):
         JobStore(tmp_path / "jobs")
     store.close()
     JobStore(tmp_path / "jobs").close()
-
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "jobs.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(InputError, match="cannot read the jobs"):
@@ -314,7 +296,7 @@ def test_unusable_folder_is_a_one_line_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["UPDATE jobs SET id = NULL", "UPDATE jobs SET request = '{'"])
-def test_corrupt_row_is_a_one_line_error(tmp_path: Path, change: str) -> None:
+def test_corrupt_row_is_a_one_line_error(tmp_path, change):
     """A job without a name used to abort the start with a traceback."""
     store = JobStore(tmp_path)
     added(store)
@@ -326,6 +308,5 @@ def test_corrupt_row_is_a_one_line_error(tmp_path: Path, change: str) -> None:
             rows.execute("PRAGMA writable_schema = ON")
             rows.execute("UPDATE sqlite_schema SET sql = replace(sql, ?, ?)", (one, other))
         rows.close()
-
     with pytest.raises(InputError, match=r"NULL value in jobs\.id|a job's request is"):
         JobStore(tmp_path)

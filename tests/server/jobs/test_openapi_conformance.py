@@ -8,9 +8,6 @@ import contextlib
 import io
 import os
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -30,7 +27,7 @@ EXAMPLES = 8
 # For `make torture`, per operation, for valid and invalid requests each; TORTURE_SHARE scales it.
 MANY = max(1, round(100 * float(os.environ.get("TORTURE_SHARE", "1"))))
 # Most generated texts are spoken.
-SHORT: Any = {
+SHORT = {
     "max_characters": 8,
     "max_job_characters": 10_000,
     "max_jobs": 10_000,
@@ -48,7 +45,7 @@ CHECKS = (
 )
 
 
-def left_behind(folder: Path) -> dict[str, str]:
+def left_behind(folder):
     """Jobs of an earlier server by their state on the next: unknown model; too many starts."""
     store, left = JobStore(folder), {}
     for state, model, starts in (("waiting", "calm", 0), ("failed", "tts-1", MAX_STARTS)):
@@ -62,8 +59,8 @@ def left_behind(folder: Path) -> dict[str, str]:
 class Existing:
     """A job in each state, a voice and a model of a server, by path parameter."""
 
-    def __init__(self, url: str, tts: Any, left: dict[str, str]) -> None:
-        self._client = httpx2.Client(base_url=f"{url}/v1", timeout=60)
+    def __init__(self, url, tts, left):
+        self._client = httpx2.Client(base_url=f"{url}/v1")
         speech, recording = tts.speak("Hello there.", seed=7), io.BytesIO()
         soundfile.write(recording, speech.audio, speech.sample_rate, format="FLAC")
         form = {"name": "ada", "consent": "true", "transcript": "Hello there."}
@@ -80,7 +77,7 @@ class Existing:
         self.asked: Counter[tuple[str, str, str, int]] = Counter()
         """Responses by method, path, state of the job and status."""
 
-    def ask(self, case: Any) -> None:
+    def ask(self, case):
         """Check the response to a case as generated, and with every existing path parameter."""
         answer = case.call_and_validate(checks=CHECKS, timeout=60)
         if answer.status_code == 202:
@@ -89,26 +86,26 @@ class Existing:
         if case.method != "DELETE":
             self.ask_of_all(case)
 
-    def ask_of_all(self, case: Any) -> None:
+    def ask_of_all(self, case):
         for name in case.path_parameters or ():
             for state, given in self.names[name].items():
                 case.path_parameters[name] = given
                 answer = case.call_and_validate(checks=CHECKS, timeout=60)
                 self.asked[case.method, case.path, state, answer.status_code] += 1
 
-    def close(self) -> None:
+    def close(self):
         self._client.close()
 
-    def _state(self, id_: str) -> str:
+    def _state(self, id_):
         return str(self._client.get(f"/audio/jobs/{id_}").json()["state"])
 
-    def _submitted(self, text: str) -> str:
+    def _submitted(self, text):
         made = self._client.post("/audio/jobs", json={"model": "tts-1", "input": text})
         assert made.status_code == 202, made.text
         return str(made.json()["id"])
 
 
-def cases_of(described: Any, mode: Any, examples: int, check: Any) -> None:
+def cases_of(described, mode, examples, check):
     """Check generated cases of every operation; schemathesis' plugin does not support this pytest."""
     for result in described.get_all_operations():
 
@@ -121,7 +118,7 @@ def cases_of(described: Any, mode: Any, examples: int, check: Any) -> None:
             suppress_health_check=list(hypothesis.HealthCheck),
         )
         @hypothesis.given(case=result.ok().as_strategy(generation_mode=mode))
-        def ask(case: Any) -> None:
+        def ask(case):
             check(case)
 
         # A request without parameters cannot be invalid.
@@ -130,7 +127,7 @@ def cases_of(described: Any, mode: Any, examples: int, check: Any) -> None:
 
 
 @contextlib.contextmanager
-def described(tts: Any, folder: Path, *keys: str) -> Iterator[tuple[str, Any]]:
+def described(tts, folder, *keys):
     """A server's URL and its OpenAPI document."""
     folders = {f"{kind}_folder": folder / kind for kind in ("voices", "jobs")}
     with ServerOnLoopback.of(tts, keys, **SHORT, **folders) as running:
@@ -142,7 +139,7 @@ def described(tts: Any, folder: Path, *keys: str) -> Iterator[tuple[str, Any]]:
     [pytest.param(EXAMPLES, marks=pytest.mark.long), pytest.param(MANY, marks=pytest.mark.torture)],
 )
 @pytest.mark.parametrize("mode", schemathesis.GenerationMode)
-def test_responses_conform_to_openapi(tts: Any, tmp_path: Path, mode: Any, examples: int) -> None:
+def test_responses_conform_to_openapi(tts, tmp_path, mode, examples):
     left = left_behind(tmp_path / "jobs")
     with described(tts, tmp_path) as (url, document):
         job, voice = "/v1/audio/jobs/{id}", "/v1/audio/voices/{name}"
@@ -160,8 +157,8 @@ def test_responses_conform_to_openapi(tts: Any, tmp_path: Path, mode: Any, examp
 
 
 @pytest.mark.long
-def test_invalid_key_responses_conform_to_openapi(tts: Any, tmp_path: Path) -> None:
-    def check(case: Any) -> None:
+def test_invalid_key_responses_conform_to_openapi(tts, tmp_path):
+    def check(case):
         case.headers.pop("xi-api-key", None)
         answer = case.call(timeout=60, headers={"Authorization": "Bearer wrong"})
         case.validate_response(answer, checks=CHECKS)

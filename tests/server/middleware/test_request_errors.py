@@ -5,8 +5,6 @@ import errno
 import io
 import json
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import httpx2
 import numpy as np
@@ -24,13 +22,13 @@ from waiting import until
 SAID = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
 
 
-def audio_file(seconds: float, rate: int = 16_000, form: str = "WAV") -> bytes:
+def audio_file(seconds, rate=16_000, form="WAV"):
     file = io.BytesIO()
     soundfile.write(file, np.sin(np.arange(int(seconds * rate)) / 10) / 2, rate, format=form)
     return file.getvalue()
 
 
-def prompt(content: bytes, text: str | None = "a") -> dict[str, Any]:
+def prompt(content, text="a"):
     return {"prompt_audio": base64.b64encode(content).decode(), "prompt_text": text}
 
 
@@ -57,11 +55,8 @@ def prompt(content: bytes, text: str | None = "a") -> dict[str, Any]:
         (prompt(audio_file(0.01, 1_000_000)), 400, "prompt_audio", "8000 to 192000 Hz"),
     ],
 )
-def test_invalid_requests_are_explained(
-    fields: dict[str, Any], status: int, param: str | None, words: str, server: Any
-) -> None:
-    answer = httpx2.post(f"{server.url}/v1/audio/speech", json={**SAID, **fields})
-
+def test_invalid_requests_are_explained(fields, status, param, words, server):
+    answer = server.post("/v1/audio/speech", json={**SAID, **fields})
     error = answer.json()["error"]
     assert answer.status_code == status, error
     assert error["param"] == param
@@ -80,98 +75,84 @@ def test_invalid_requests_are_explained(
         ({"reference_audio": b"a"}, {"speed": "fast"}, 400, "speed: "),
     ],
 )
-def test_invalid_forms_are_explained(
-    files: dict[str, bytes], data: dict[str, str], status: int, words: str, server: Any
-) -> None:
+def test_invalid_forms_are_explained(files, data, status, words, server):
     # Without a file, httpx2 would send a urlencoded form.
     given = files or {"prompt_audio": b""}
-    answer = httpx2.post(f"{server.url}/v1/audio/speech", data={**SAID, **data}, files=given)
-
+    answer = server.post("/v1/audio/speech", data={**SAID, **data}, files=given)
     assert answer.status_code == status, answer.text
     assert words in answer.json()["error"]["message"]
 
 
-def test_unknown_paths_and_methods_use_openais_error_format(server: Any) -> None:
+def test_unknown_paths_and_methods_use_openais_error_format(server):
     for path, status in (("/v1/nothing", 404), ("/v1/audio/speech", 405)):
-        answer = httpx2.get(server.url + path)
+        answer = server.get(path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
 
 
-def broken_off(running: Any, asked: dict[str, Any]) -> list[str]:
+def broken_off(running, asked):
     """The lines of a truncated response."""
-    lines: list[str] = []
+    lines = []
     with (
         pytest.raises(httpx2.RemoteProtocolError),
-        httpx2.stream("POST", f"{running.url}/v1/audio/speech", json=asked, timeout=60) as answer,
+        httpx2.stream("POST", f"{running.url}/v1/audio/speech", json=asked) as answer,
     ):
         lines.extend(filter(None, answer.iter_lines()))
     return lines
 
 
-def test_overlong_speech_is_ended(serve: Callable[..., Any]) -> None:
+def test_overlong_speech_is_ended(serve):
     running = serve(max_audio_seconds=1)
     said = {**SAID, "input": "one two three four five six seven eight nine ten. " * 2}
-
-    answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**said, "stream": False}, timeout=60)
+    answer = running.post("/v1/audio/speech", json={**said, "stream": False})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "speech_too_long"
-
     # Pauses count, also after the last word and in formats with a rate of their own.
     for paused in ("Hi. [pause 60s]", "[pause 60s] Hi.", "[pause 60s]" * 200 + "Hi."):
         silent = {**SAID, "input": paused, "markup": True, "stream": False, "sample_rate": 8000}
-        answer = httpx2.post(
-            f"{running.url}/v1/audio/speech", json={**silent, "response_format": "wav"}, timeout=60
-        )
+        answer = running.post("/v1/audio/speech", json={**silent, "response_format": "wav"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "speech_too_long")
-
     # The status has been sent, so the response is truncated; events carry the error.
     lines = broken_off(running, {**said, "stream_format": "sse"})
     last = json.loads(lines[-1].removeprefix("data: "))
     assert last["type"] == "error"
     assert last["error"]["code"] == "speech_too_long"
     with pytest.raises(httpx2.RemoteProtocolError):
-        httpx2.post(f"{running.url}/v1/audio/speech", json=said, timeout=60)
+        running.post("/v1/audio/speech", json=said)
     counted = 'voxcpm_requests_total{route="/audio/speech",status="400"} 6.0'
-    until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
+    until(lambda: counted in running.metrics())
 
 
-def test_bundle_failures_send_retry_after(
-    serve: Callable[..., Any], tts: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(*_: object) -> Any:
+def test_bundle_failures_send_retry_after(serve, tts, caplog, monkeypatch):
+    def failing(*_):
         raise BundleError("/secret/bundle: not enough memory")
 
     monkeypatch.setattr(tts, "plan_request", failing)
     answer = httpx2.post(f"{serve().url}/v1/audio/speech", json=SAID)
-
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
     assert int(answer.headers["retry-after"]) >= 1
     assert "secret" not in answer.text
     assert "/secret/bundle: not enough memory" in caplog.text
 
 
-def test_unexpected_errors_log_one_line_without_the_text(
-    serve: Callable[..., Any], tts: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unexpected_errors_log_one_line_without_the_text(serve, tts, caplog, monkeypatch):
     running = serve()
 
-    def broken(*_: object, **__: object) -> Any:
+    def broken(*_, **__):
         raise ZeroDivisionError("secret words")
 
-    def broken_later(*_: object, **__: object) -> Any:
+    def broken_later(*_, **__):
         yield np.zeros(100, np.float32)
         broken()
 
     monkeypatch.setattr(tts, "stream_plan", broken_later)
     events = "\n".join(broken_off(running, {**SAID, "stream_format": "sse"}))
     with pytest.raises(httpx2.RemoteProtocolError):
-        httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "response_format": "pcm"})
+        running.post("/v1/audio/speech", json={**SAID, "response_format": "pcm"})
     assert events.count('"server_error"') == 1
     assert "secret" not in events + caplog.text
     assert caplog.text.count("ZeroDivisionError at ") == 2
     monkeypatch.setattr(tts, "plan_request", broken)
-    answer = httpx2.post(f"{running.url}/v1/audio/speech", json=SAID)
-
+    answer = running.post("/v1/audio/speech", json=SAID)
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
     assert "secret" not in answer.text + caplog.text
@@ -180,16 +161,14 @@ def test_unexpected_errors_log_one_line_without_the_text(
 
 
 @pytest.mark.parametrize("path", ["speech", "voices"])
-def test_spooling_errors_are_507(
-    path: str, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def full(*_: Any) -> None:
+def test_spooling_errors_are_507(path, serve, monkeypatch):
+    async def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     running = serve()
     monkeypatch.setattr(UploadFile, "write", full)
     files = {"audio_sample" if path == "voices" else "reference_audio": ("a.wav", b"a" * 100)}
-    answer = httpx2.post(f"{running.url}/v1/audio/{path}", data={"input": "a", "name": "a"}, files=files)
+    answer = running.post(f"/v1/audio/{path}", data={"input": "a", "name": "a"}, files=files)
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
 
 
@@ -206,14 +185,10 @@ UNSAID_AND_REPEATED = [Word("a", 0.0, 0.0, "attention", said=said) for said in (
         ),
     ],
 )
-def test_warnings_about_speech_are_counted_and_not_printed(
-    warning: Warning, counted: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_about_speech_are_counted_and_not_printed(warning, counted, capsys):
     metrics = Metrics(FairQueue(1, 1, 1), (), lambda: 1)
-
     with count_suspicious_warnings(metrics):
         warnings.warn(warning, stacklevel=1)
-
     told = generate_latest(metrics.registry).decode()
     assert all(line in told for line in counted)
     assert capsys.readouterr().err == ""

@@ -1,8 +1,6 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +48,7 @@ LISTENING = """
 class Visit:
     """The page of a server in a browser, and the browser's errors."""
 
-    def __init__(self, page: Any, url: str) -> None:
+    def __init__(self, page, url):
         self.page = page
         self.complaints: list[str] = []
         page.set_default_timeout(20_000)
@@ -59,31 +57,31 @@ class Visit:
         page.on("pageerror", lambda error: self._note("error", str(error)))
         page.goto(url)
 
-    def _note(self, kind: str, text: str) -> None:
+    def _note(self, kind, text):
         if kind in {"error", "warning"}:
             self.complaints.append(text)
 
-    def say(self, text: str, seed: int | None = None) -> None:
+    def say(self, text, seed=None):
         """Type a text and press the button."""
         self.page.fill("#text", text)
         if seed is not None:
             self.page.fill("#seed", str(seed))
         self.page.click("#speak-button")
 
-    def status(self, text: str) -> None:
+    def status(self, text):
         """Wait until the status contains this text."""
         from playwright.sync_api import expect
 
         expect(self.page.locator("#status")).to_contain_text(text, timeout=60_000)
 
-    def heard(self) -> np.ndarray:
+    def heard(self):
         """All samples (samples,) that the loudspeaker got, in steps of 16 bits, silence left out."""
         pieces = self.page.evaluate("heard.map((piece) => Array.from(piece))")
         # The browser places pieces between samples, up to the last bit of a double.
         samples = np.rint(np.concatenate([np.zeros(0), *pieces]) * 32768).astype(np.int16)
         return samples[samples != 0]
 
-    def expect_heard(self, samples: np.ndarray) -> None:
+    def expect_heard(self, samples):
         """Wait until that many non-silent samples were played."""
         wanted = np.count_nonzero(samples)
         for _ in range(100):
@@ -94,13 +92,13 @@ class Visit:
 
 
 @pytest.fixture(scope="module")
-def said(tts: Any) -> np.ndarray:
+def said(tts):
     """The runtime's speech of "Hello there." with seed 7, as 16-bit samples (samples,)."""
     return pcm16(tts.generate("Hello there.", seed=7, retry_badcase=False))
 
 
 @pytest.fixture(scope="module")
-def browser(spoken: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def browser(spoken, tmp_path_factory):
     """Chromium, whose microphone hears `spoken`."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     found = [os.environ.get("CHROMIUM"), *map(shutil.which, BROWSERS)]
@@ -120,12 +118,12 @@ def browser(spoken: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
 
 
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
+def visit(browser):
     """visit(url, **context): the page in a new window; the browser may report only failed requests."""
-    visits: list[Visit] = []
+    visits = []
     with contextlib.ExitStack() as contexts:
 
-        def opened(url: str, **options: Any) -> Visit:
+        def opened(url, **options):
             context = browser.new_context(**options)
             contexts.callback(context.close)
             visits.append(Visit(context.new_page(), url))

@@ -1,9 +1,7 @@
 """The page in a real browser: speech, playback, cancellation, errors and accessibility."""
 
 import io
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import av
 import matplotlib.image
@@ -43,22 +41,20 @@ NOTE_STARTS = """() => {
 LONG = "one two three four five six seven. " * 20
 
 
-def downloaded(page: Any) -> tuple[str, bytes]:
+def downloaded(page):
     """Name and content of the downloaded file."""
     with page.expect_download() as download:
         page.click("#download")
     return download.value.suggested_filename, Path(download.value.path()).read_bytes()
 
 
-def played_bars(page: Any) -> int:
+def played_bars(page):
     """The number of waveform pixels in the colour of played audio."""
     picture = matplotlib.image.imread(io.BytesIO(page.locator("#waveform").screenshot()))
     return int(np.all(np.abs(picture[..., :3] * 255 - ACCENT) < 2, axis=-1).sum())
 
 
-def test_every_sample_is_played_drawn_and_saved(
-    visit: Callable[..., Any], server: Any, said: np.ndarray
-) -> None:
+def test_every_sample_is_played_drawn_and_saved(visit, server, said):
     there = visit(server.url)
     page = there.page
     assert played_bars(page) == 0
@@ -67,23 +63,19 @@ def test_every_sample_is_played_drawn_and_saved(
     there.status("s of speech.")
     expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
     page.evaluate("heard.length = 0")
-
     there.say(TEXT, seed=7)
     there.status(f"{len(said) / 24000:.1f} s of speech.")
     there.expect_heard(said)
-
     expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
     assert played_bars(page) > 1000
     assert float(page.inner_text("#first-audio").removesuffix(" s")) > 0
     assert float(page.inner_text("#real-time-factor")) > 0
     assert page.inner_text("#keep-seed") == "7"
     assert page.get_attribute("#position", "aria-valuemax") == f"{len(said) / 24000:.1f}"
-
     name, content = downloaded(page)
     samples, rate = soundfile.read(io.BytesIO(content), dtype="int16")
     assert (name, rate) == ("speech.wav", 24_000)
     np.testing.assert_array_equal(samples, said)
-
     page.select_option("#format", "flac")
     name, content = downloaded(page)
     assert name == "speech.flac"
@@ -92,7 +84,7 @@ def test_every_sample_is_played_drawn_and_saved(
     np.testing.assert_array_equal(flac, said)
 
 
-def test_the_word_that_is_said_is_marked(visit: Callable[..., Any], server: Any) -> None:
+def test_the_word_that_is_said_is_marked(visit, server):
     there = visit(server.url)
     page = there.page
     # Each mark as it is set, with the second of the recording that is played.
@@ -125,7 +117,7 @@ def test_the_word_that_is_said_is_marked(visit: Callable[..., Any], server: Any)
     assert times[3] - times[2] > times[2] - times[1]
 
 
-def test_keyboard_navigation(visit: Callable[..., Any], server: Any, said: np.ndarray) -> None:
+def test_keyboard_navigation(visit, server, said):
     there = visit(server.url)
     page = there.page
     # The text has the focus initially.
@@ -136,7 +128,6 @@ def test_keyboard_navigation(visit: Callable[..., Any], server: Any, said: np.nd
     page.keyboard.press("Control+Enter")
     there.status("s of speech.")
     expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
-
     page.focus("#position")
     page.keyboard.press("Home")
     expect(page.locator("#play")).to_contain_text("Pause")
@@ -149,14 +140,12 @@ def test_keyboard_navigation(visit: Callable[..., Any], server: Any, said: np.nd
     expect(page.locator("#play")).to_contain_text("Pause")
 
 
-def test_speech_is_cancelled(visit: Callable[..., Any], server: Any) -> None:
+def test_speech_is_cancelled(visit, server):
     there = visit(server.url)
     there.say(LONG)
     there.status("Speaking")
     expect(there.page.locator("#speak-button")).to_contain_text("Stop")
-
     there.page.click("#speak-button")
-
     there.status("incomplete")
     expect(there.page.locator("#speak-button")).to_contain_text("Speak")
     until(lambda: not server.service.queue.busy)
@@ -165,9 +154,7 @@ def test_speech_is_cancelled(visit: Callable[..., Any], server: Any) -> None:
     assert 0 < len(samples) < 60 * 24_000
 
 
-def test_slow_speech_is_buffered_and_plays_without_gaps(
-    visit: Callable[..., Any], serve: Callable[..., Any], euler_steps: Any
-) -> None:
+def test_slow_speech_is_buffered_and_plays_without_gaps(visit, serve, euler_steps):
     there = visit(serve().url)
     page = there.page
     page.evaluate(NOTE_STARTS)
@@ -176,7 +163,6 @@ def test_slow_speech_is_buffered_and_plays_without_gaps(
     there.status("This server is slower than real time; playback starts in about ")
     there.status("s of speech.")
     expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
-
     assert float(page.inner_text("#real-time-factor")) > 3
     starts = np.array(page.evaluate("starts"))
     assert len(starts) > 10
@@ -185,9 +171,7 @@ def test_slow_speech_is_buffered_and_plays_without_gaps(
     assert page.text_content("#gaps") == "0"
 
 
-def test_errors_show_the_servers_message_and_never_as_html(
-    visit: Callable[..., Any], serve: Callable[..., Any]
-) -> None:
+def test_errors_show_the_servers_message_and_never_as_html(visit, serve):
     there = visit(serve(max_characters=50).url)
     page = there.page
     there.say("Hi.", seed=1)
@@ -223,9 +207,7 @@ def test_errors_show_the_servers_message_and_never_as_html(
     expect(page.locator("#error")).to_have_text("Cannot connect to the server.")
 
 
-def test_key_is_requested_and_stored_in_session_storage(
-    visit: Callable[..., Any], serve: Callable[..., Any]
-) -> None:
+def test_key_is_requested_and_stored_in_session_storage(visit, serve):
     there = visit(serve(keys=("secret-1",)).url)
     page = there.page
     for wrong in (None, "wrong", "ключ"):
@@ -237,11 +219,10 @@ def test_key_is_requested_and_stored_in_session_storage(
             page.locator("#key-error").evaluate("(line) => line.replaceChildren()")
         for button in ("#speak-button", "#preview", "#submit-job", "#new-voice"):
             expect(page.locator(button)).to_be_disabled()
-    requests: list[str] = []
+    requests = []
     page.on("request", lambda request: requests.append(request.url))
     page.focus("#text")
     page.keyboard.press("Control+Enter")
-
     page.fill("#key", "secret-1")
     page.focus("#key")
     page.keyboard.press("Enter")
@@ -259,11 +240,11 @@ def test_key_is_requested_and_stored_in_session_storage(
     expect(page.locator("#access")).to_be_hidden()
 
 
-def test_style_field_is_shown_for_models_that_support_it(visit: Callable[..., Any], server: Any) -> None:
+def test_style_field_is_shown_for_models_that_support_it(visit, server):
     page = visit(server.url).page
     expect(page.locator("#instructions")).to_be_hidden()
 
-    def with_style(route: Any) -> None:
+    def with_style(route):
         answer = route.fetch()
         about = answer.json()
         about["models"] = [
@@ -282,7 +263,7 @@ def test_style_field_is_shown_for_models_that_support_it(visit: Callable[..., An
     assert "calmly" not in page.inner_text("#curl")
 
 
-def test_layout_and_contrast(visit: Callable[..., Any], server: Any) -> None:
+def test_layout_and_contrast(visit, server):
     """No horizontal scrolling and no axe violations of WCAG 2.2 AA; screenshots for review."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     there = visit(server.url, viewport={"width": 320, "height": 800}, reduced_motion="reduce")

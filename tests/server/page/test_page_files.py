@@ -1,9 +1,7 @@
 """The page's files and first requests, without a browser: headers, keys, and no other files."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx2
 
@@ -13,7 +11,7 @@ FOLDER = Path(voxcpm_server.__file__).parent / "page" / "assets"
 FILES = sorted(path.name for path in FOLDER.iterdir())
 
 
-def test_content_security_policy_allows_only_same_origin(server: Any) -> None:
+def test_only_assets_are_served_with_a_policy_and_an_etag(server):
     answer = httpx2.get(server.url)
     assert answer.status_code == httpx2.head(server.url).status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -22,9 +20,14 @@ def test_content_security_policy_allows_only_same_origin(server: Any) -> None:
     assert policy["script-src"] == policy["style-src"] == "'self'"
     assert policy["require-trusted-types-for"] == "'script'"
     assert answer.headers["x-content-type-options"] == "nosniff"
+    first = server.get("/page/main.js")
+    again = server.get("/page/main.js", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    for path in ("", "index.html", "../settings.py", "%2e%2e/settings.py", "..%2fsettings.py", "main"):
+        assert server.get(f"/page/{path}").status_code == 404, path
 
 
-def test_all_assets_are_served_without_a_key(serve: Callable[..., Any]) -> None:
+def test_all_assets_are_served_without_a_key(serve):
     url = serve(keys=("secret",)).url
     for file in FILES:
         # Following a link from another site.
@@ -41,15 +44,3 @@ def test_all_assets_are_served_without_a_key(serve: Callable[..., Any]) -> None:
         assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text), file
     assert httpx2.get(f"{url}/v1/about").json()["needs_key"] is True
     assert httpx2.get(f"{url}/v1/audio/voices").status_code == 401
-
-
-def test_matching_etag_gets_304(server: Any) -> None:
-    first = httpx2.get(f"{server.url}/page/main.js")
-    again = httpx2.get(f"{server.url}/page/main.js", headers={"If-None-Match": first.headers["etag"]})
-
-    assert (again.status_code, again.content) == (304, b"")
-
-
-def test_other_files_are_not_served(server: Any) -> None:
-    for path in ("", "index.html", "../settings.py", "%2e%2e/settings.py", "..%2fsettings.py", "main"):
-        assert httpx2.get(f"{server.url}/page/{path}").status_code == 404, path

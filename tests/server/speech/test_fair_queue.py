@@ -3,24 +3,22 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from voxcpm_server.errors import ApiError
-from voxcpm_server.speech.queueing import FairQueue, QueueTurn
+from voxcpm_server.speech.queueing import FairQueue
 from voxcpm_server.speech.speaking import Stream, send_with_timeout
 from voxcpm_server.streams.sessions import SessionStream
 
 
-def test_keys_take_turns() -> None:
-    async def order() -> list[str]:
+def test_keys_take_turns():
+    async def order():
         queue, served = FairQueue(1, 10, 10), []
         turn = await queue.enter("a")
 
-        async def request(key: str, name: str) -> None:
+        async def request(key, name):
             own = await queue.enter(key)
             served.append(name)
             own.leave()
@@ -38,24 +36,10 @@ def test_keys_take_turns() -> None:
     assert asyncio.run(order()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_turn_passes_on_if_the_request_is_cancelled_when_notified() -> None:
-    async def scenario() -> int:
-        queue = FairQueue(1, 10, 10)
-        turn = await queue.enter("a")
-        request = asyncio.create_task(queue.enter("b"))
-        await asyncio.sleep(0)
-        turn.leave()
-        request.cancel()
-        await asyncio.wait({request})
-        return queue.busy
-
-    assert asyncio.run(scenario()) == 0
-
-
-def test_limits_count_only_requests_that_wait() -> None:
+def test_limits_count_only_requests_that_wait():
     """With a queue of 0 free turns are granted still, and a request that is cancelled frees its place."""
 
-    async def scenario() -> None:
+    async def scenario():
         none = FairQueue(1, 0, 1)
         none.leave(1e6)  # the mean of the durations is long, but clients do not wait for hours
         taken = [await none.enter("a") for _ in range(2)]
@@ -64,7 +48,6 @@ def test_limits_count_only_requests_that_wait() -> None:
         assert refused.value.headers == {"Retry-After": "300"}
         taken[0].leave()
         none.check("a")
-
         queue = FairQueue(1, 1, 1)
         await queue.enter("a")
         request = asyncio.create_task(queue.enter("a"))
@@ -78,39 +61,17 @@ def test_limits_count_only_requests_that_wait() -> None:
     asyncio.run(scenario())
 
 
-def test_background_turns_yield_to_requests() -> None:
-    async def order() -> list[str]:
-        queue, served = FairQueue(1, 10, 10), []
-        job = await queue.enter_background()
-        assert (queue.busy, queue.has_requests) == (1, False)
-
-        async def one(name: str) -> None:
-            own = await (queue.enter_background() if name == "job" else queue.enter("a"))
-            served.append(name)
-            own.leave()
-
-        tasks = [asyncio.create_task(one(name)) for name in ("job", "first", "second")]
-        await asyncio.sleep(0)
-        assert queue.has_requests
-        job.leave()
-        await asyncio.wait_for(asyncio.gather(*tasks), 5)
-        assert (queue.busy, queue.waiting) == (0, 0)
-        return served
-
-    assert asyncio.run(order()) == ["first", "second", "job"]
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_random_arrivals_and_cancellations_keep_the_invariants(seed: int) -> None:
+def test_random_arrivals_and_cancellations_keep_the_invariants(seed):
     """Requests and jobs, some cancelled, in a random order."""
     rng = random.Random(seed)
 
-    async def scenario() -> None:
+    async def scenario():
         queue = FairQueue(3, 1000, 1000)
         holding = 0
-        served: Counter[str] = Counter()
+        served = Counter()
 
-        async def speaks(turn: QueueTurn, kind: str) -> None:
+        async def speaks(turn, kind):
             nonlocal holding
             holding += 1
             assert holding <= 3
@@ -124,11 +85,11 @@ def test_random_arrivals_and_cancellations_keep_the_invariants(seed: int) -> Non
                 turn.leave()
             served[kind] += 1
 
-        async def one(kind: str) -> None:
+        async def one(kind):
             turn = await (queue.enter(rng.choice("ab")) if kind == "request" else queue.enter_background())
             await speaks(turn, kind)
 
-        tasks: list[asyncio.Task[Any]] = []
+        tasks = []
         for _ in range(200):
             tasks.append(asyncio.create_task(one(rng.choice(("request", "request", "job")))))
             if rng.random() < 0.2:
@@ -144,27 +105,10 @@ def test_random_arrivals_and_cancellations_keep_the_invariants(seed: int) -> Non
     asyncio.run(scenario())
 
 
-def test_turn_acquired_after_cancellation_is_released() -> None:
-    """The session's thread may see the cancellation and leave before the event loop enters."""
-
-    async def entered() -> int:
-        queue = FairQueue(1, 1, 1)
-        service: Any = SimpleNamespace(queue=queue, streams=set())
-        served: Any = SimpleNamespace(leases=0)
-        encoder: Any = None
-        stream = SessionStream(service, served, "", encoder, 0, encoder)
-        stream.cancel.cancel()
-        stream.leave()
-        await stream.enter()
-        return queue.busy
-
-    assert asyncio.run(entered()) == 0
-
-
 @pytest.mark.parametrize("turns", range(4))
-def test_cancellation_at_the_end_of_a_send_is_not_lost(turns: int) -> None:
-    async def lost() -> bool:
-        async def send() -> None:
+def test_cancellation_at_the_end_of_a_send_is_not_lost(turns):
+    async def lost():
+        async def send():
             await sent
 
         sent = asyncio.get_running_loop().create_future()
@@ -183,15 +127,15 @@ def test_cancellation_at_the_end_of_a_send_is_not_lost(turns: int) -> None:
 class _Numbers(Stream[int]):
     made = 0
 
-    def generate(self) -> Iterator[int]:
+    def generate(self):
         for self.made in range(1, 101):
             yield self.made
 
 
-def test_unread_stream_is_generated_up_to_its_capacity_and_forgotten_once_closed() -> None:
-    async def scenario() -> None:
-        service: Any = SimpleNamespace(streams=set())
-        served: Any = SimpleNamespace(leases=0, release=lambda: None)
+def test_unread_stream_is_generated_up_to_its_capacity_and_forgotten_once_closed():
+    async def scenario():
+        service = SimpleNamespace(streams=set())
+        served = SimpleNamespace(leases=0, release=lambda: None)
         stream = _Numbers(service, served, "", 4)
         stream.start()
         assert await stream.peek() == 1
@@ -206,3 +150,56 @@ def test_unread_stream_is_generated_up_to_its_capacity_and_forgotten_once_closed
         assert not service.streams
 
     asyncio.run(scenario())
+
+
+def test_turn_acquired_after_cancellation_is_released():
+    """The session's thread may see the cancellation and leave before the event loop enters."""
+
+    async def entered():
+        queue = FairQueue(1, 1, 1)
+        service = SimpleNamespace(queue=queue, streams=set())
+        served = SimpleNamespace(leases=0)
+        encoder = None
+        stream = SessionStream(service, served, "", encoder, 0, encoder)
+        stream.cancel.cancel()
+        stream.leave()
+        await stream.enter()
+        return queue.busy
+
+    assert asyncio.run(entered()) == 0
+
+
+def test_turn_passes_on_if_the_request_is_cancelled_when_notified():
+    async def scenario():
+        queue = FairQueue(1, 10, 10)
+        turn = await queue.enter("a")
+        request = asyncio.create_task(queue.enter("b"))
+        await asyncio.sleep(0)
+        turn.leave()
+        request.cancel()
+        await asyncio.wait({request})
+        return queue.busy
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_background_turns_yield_to_requests():
+    async def order():
+        queue, served = FairQueue(1, 10, 10), []
+        job = await queue.enter_background()
+        assert (queue.busy, queue.has_requests) == (1, False)
+
+        async def one(name):
+            own = await (queue.enter_background() if name == "job" else queue.enter("a"))
+            served.append(name)
+            own.leave()
+
+        tasks = [asyncio.create_task(one(name)) for name in ("job", "first", "second")]
+        await asyncio.sleep(0)
+        assert queue.has_requests
+        job.leave()
+        await asyncio.wait_for(asyncio.gather(*tasks), 5)
+        assert (queue.busy, queue.waiting) == (0, 0)
+        return served
+
+    assert asyncio.run(order()) == ["first", "second", "job"]

@@ -1,21 +1,20 @@
 """Several bundles behind one address: loaded on demand, evicted when others need their memory."""
 
 import asyncio
+import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
-from websockets.sync.client import connect
 
 from server_on_loopback import ServerOnLoopback
+from speech_socket import socket_to
 from voxcpm_runtime import BundleError, InputError, VoxCPM
 from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
@@ -32,7 +31,18 @@ from voxcpm_server.speech.served_bundles import (
 )
 from waiting import until
 
-SAID = {"voice": "default", "input": "Hello.", "response_format": "wav", "seed": 3, "stream": False}
+SAID = {
+    "voice": "default", "text": "Hello.", "response_format": "wav", "seed": 3, "stream": False, "model": "voxcpm",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def serving(app, settings):
+    running = ServerOnLoopback(app, settings)
+    try:
+        yield running
+    finally:
+        running.stop()
 
 
 @dataclass(frozen=True)
@@ -46,11 +56,11 @@ class Opened:
 class Loaded:
     """A fake loaded bundle that records its closing. Its architecture has its name, and patches of 1 s a letter."""
 
-    def __init__(self, name: str, closed: list[str]) -> None:
+    def __init__(self, name, closed):
         self.bundle = Opened(SimpleNamespace(name=name, patch_seconds=float(len(name))))
         self._closed, self._driver = closed, name
 
-    def close(self) -> None:
+    def close(self):
         self._closed.append(self._driver)
         self._driver = ""
 
@@ -58,7 +68,7 @@ class Loaded:
 class Shelf:
     """Fake bundles of 10 bytes each with a limit of `most`."""
 
-    def __init__(self, most: int | None = None, failing: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(self, most=None, failing=(), **options):
         self.loads: list[str] = []
         self.loaded: list[Loaded] = []
         self.closed: list[str] = []
@@ -74,13 +84,13 @@ class Shelf:
             **options,
         )
 
-    def _source(self, name: str, failing: tuple[str, ...]) -> Callable[[], Unloaded]:
-        def load() -> Any:
+    def _source(self, name, failing):
+        def load():
             self.loads.append(name)
             self.loaded.append(Loaded(name, self.closed))
             return self.loaded[-1]
 
-        def opened() -> Unloaded:
+        def opened():
             if name in failing:
                 raise BundleError(f"/secret/{name}: manifest.json is missing")
             return Unloaded(10, f"generation of {name}", load)
@@ -88,8 +98,8 @@ class Shelf:
         return opened
 
 
-def test_concurrent_requests_load_a_bundle_once() -> None:
-    async def asked() -> None:
+def test_concurrent_requests_load_a_bundle_once():
+    async def asked():
         shelf = Shelf()
         assert shelf.bundles.names == ("a", "b", "c", "tts-1", "tts-1-hd", "gpt-4o-mini-tts")
         leased = await asyncio.gather(*(shelf.bundles.lease(name) for name in ("a", "tts-1", "a", None)))
@@ -109,8 +119,8 @@ def test_concurrent_requests_load_a_bundle_once() -> None:
     asyncio.run(asked())
 
 
-def test_least_recently_used_idle_bundle_is_evicted() -> None:
-    async def asked() -> None:
+def test_least_recently_used_idle_bundle_is_evicted():
+    async def asked():
         shelf = Shelf(most=30)
         assert await shelf.bundles.load_default() is None
         for name in ("a", "b", "a"):
@@ -133,37 +143,8 @@ def test_least_recently_used_idle_bundle_is_evicted() -> None:
     asyncio.run(asked())
 
 
-def test_bundle_with_a_lexicon_is_evicted_whole() -> None:
-    async def asked() -> None:
-        shelf = Shelf(most=20, lexicon={"Ada": "eider"})
-        assert await shelf.bundles.load_default() is None
-        for name in ("a", "b", "c"):
-            with await shelf.bundles.lease(name) as served:
-                assert served.tts.bundle.lexicon == {"Ada": "eider"}
-
-    asyncio.run(asked())
-
-
-def test_length_of_a_voice_is_in_patches_of_a_bundle_that_accepts_it() -> None:
-    def check(architecture: Any) -> None:
-        if architecture.name != "a":
-            raise InputError("made for another AudioVAE")
-
-    async def asked() -> None:
-        shelf = Shelf()
-        assert await shelf.bundles.load_default() is None
-        voice: Any = SimpleNamespace(check=check)
-        assert shelf.bundles.patch_seconds(voice) == len("default")
-        (await shelf.bundles.lease("a")).release()
-        assert shelf.bundles.patch_seconds(voice) == len("a")
-
-    asyncio.run(asked())
-
-
-def test_failed_load_is_retried_and_its_path_not_exposed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def asked() -> None:
+def test_failed_load_is_retried_and_its_path_not_exposed(caplog):
+    async def asked():
         shelf = Shelf(failing=("a",))
         for _ in range(2):
             with pytest.raises(ApiError, match="cannot load the bundle a") as caught:
@@ -180,17 +161,26 @@ def test_failed_load_is_retried_and_its_path_not_exposed(
     assert caplog.text.count("bundle a: /secret/a: manifest.json is missing") == 2
 
 
-def test_memory_amounts_require_a_unit() -> None:
-    assert parse_bytes("8GB", "--max-memory") == 8_000_000_000
-    assert parse_bytes(" 1.5 gib ", "--max-memory") == 1.5 * 2**30
-    assert parse_bytes("512KB", "--max-memory") == 512_000
-    for wrong in ("", "8", "GB", "-1GB", "8 parsecs", "0GB", "1e3MB"):
-        with pytest.raises(InputError, match="--max-memory: expected an amount with a unit"):
-            parse_bytes(wrong, "--max-memory")
+@pytest.mark.parametrize(
+    ("parse", "right", "wrong"),
+    [
+        (
+            parse_bytes,
+            {"8GB": 8e9, " 1.5 gib ": 1.5 * 2**30, "512KB": 512e3},
+            "8|GB|-1GB|8 parsecs|0GB|1e3MB",
+        ),
+        (parse_seconds, {"90s": 90, "10m": 600, " 1.5 h ": 5400}, "10|m|-1m|0m|10 parsecs|1e3s|nans"),
+    ],
+)
+def test_amounts_and_durations_require_a_unit(parse, right, wrong):
+    assert {text: parse(text, "--option") for text in right} == right
+    for text in ("", *wrong.split("|")):
+        with pytest.raises(InputError, match=r"--option: expected an? .* with a unit"):
+            parse(text, "--option")
 
 
-def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time() -> None:
-    async def asked() -> None:
+def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time():
+    async def asked():
         shelf = Shelf(idle_seconds=0.2)
         assert await shelf.bundles.load_default() is None
         unloading = asyncio.create_task(shelf.bundles.unload_idle())
@@ -212,43 +202,28 @@ def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time() -> None:
     asyncio.run(asked())
 
 
-def test_server_unloads_when_idle_and_speaks_the_same_after(tmp_path: Path) -> None:
+def test_server_unloads_when_idle_and_speaks_the_same_after(tmp_path):
     settings = Settings(voices_folder=tmp_path, max_jobs=0, idle_unload="0.5s")
-    app = create_app(source_of(DEFAULT_BUNDLE, "int8"), settings, Keys(()))
-    running = ServerOnLoopback(app, settings)
+    with serving(create_app(source_of(DEFAULT_BUNDLE, "int8"), settings, Keys(())), settings) as running:
 
-    def ready() -> tuple[int, int]:
-        answer = httpx2.get(f"{running.url}/ready")
-        return answer.status_code, answer.json()["loaded_bundles"]
+        def ready():
+            answer = running.get("/ready")
+            return answer.status_code, answer.json()["loaded_bundles"]
 
-    def said() -> bytes:
-        return httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "model": "tts-1"}).content
-
-    try:
-        first = said()
+        first = running.speak(**SAID).content
         until(lambda: ready() == (200, 0))
-        assert "voxcpm_loaded_bundles 0.0" in httpx2.get(f"{running.url}/metrics").text
-        assert said() == first
+        assert "voxcpm_loaded_bundles 0.0" in running.metrics()
+        assert running.speak(**SAID).content == first
         # Open text in fragments is a use, even while it has nothing to say.
-        with connect(running.url.replace("http", "ws") + "/v1/audio/stream") as socket:
-            socket.send('{"type": "start"}')
-            socket.recv()
+        with socket_to(running) as connection:
+            connection.send('{"type": "start"}')
+            connection.recv()
             time.sleep(1.5)
             assert ready() == (200, 1)
         until(lambda: ready() == (200, 0))
-    finally:
-        running.stop()
 
 
-def test_durations_require_a_unit() -> None:
-    texts = ("90s", "10m", " 1.5 h ")
-    assert [parse_seconds(text, "--idle-unload") for text in texts] == [90, 600, 5400]
-    for wrong in ("", "10", "m", "-1m", "0m", "10 parsecs", "1e3s", "nans"):
-        with pytest.raises(InputError, match="--idle-unload: expected a duration with a unit"):
-            parse_seconds(wrong, "--idle-unload")
-
-
-def test_bundle_option_has_a_name_and_a_path() -> None:
+def test_bundle_option_has_a_name_and_a_path():
     assert parse_named_bundles(["calm=/some/folder", "x = org/name=1"]) == {
         "calm": "/some/folder",
         "x": "org/name=1",
@@ -258,8 +233,8 @@ def test_bundle_option_has_a_name_and_a_path() -> None:
             parse_named_bundles(wrong)
 
 
-def source_of(folder: Path, precision: str) -> Callable[[], Unloaded]:
-    def opened() -> Unloaded:
+def source_of(folder, precision):
+    def opened():
         if not folder.is_dir():
             raise BundleError(f"{folder}: no such folder")
         return Unloaded(1, "voxcpm", lambda: VoxCPM.from_bundle(folder, precision=precision))
@@ -267,38 +242,22 @@ def source_of(folder: Path, precision: str) -> Callable[[], Unloaded]:
     return opened
 
 
-def test_two_bundles_are_served_and_one_may_disappear(
-    tts: VoxCPM, speaking_bundle: Path, tmp_path: Path
-) -> None:
-    going, second = tmp_path / "going", tmp_path / "second"
-    for folder in (going, second):
-        shutil.copytree(speaking_bundle, folder)
+def test_two_bundles_are_served_and_one_may_disappear(tts, speaking_bundle, tmp_path):
+    going, second = (Path(shutil.copytree(speaking_bundle, tmp_path / name)) for name in ("going", "second"))
     settings = Settings(voices_folder=tmp_path / "voices", max_jobs=0)
-    app = create_app(
-        tts,
-        settings,
-        Keys(()),
-        named={"second": source_of(second, "fp32"), "going": source_of(going, "int8")},
-    )
-    running = ServerOnLoopback(app, settings)
-    try:
-        models = [model["id"] for model in httpx2.get(f"{running.url}/v1/models").json()["data"]]
+    named = {"second": source_of(second, "fp32"), "going": source_of(going, "int8")}
+    with VoxCPM.from_bundle(speaking_bundle, precision="fp32") as other:
+        expected = {
+            name: pcm16(speaker.generate("Hello.", seed=3))
+            for name, speaker in (("second", other), ("voxcpm", tts))
+        }
+    assert not np.array_equal(expected["second"], expected["voxcpm"])
+    with serving(create_app(tts, settings, Keys(()), named=named), settings) as running:
+        models = [model["id"] for model in running.get("/v1/models").json()["data"]]
         assert models == ["voxcpm", "second", "going", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"]
-        assert httpx2.get(f"{running.url}/v1/models/second").json()["id"] == "second"
+        assert running.get("/v1/models/second").json()["id"] == "second"
         assert len(running.service.bundles.loaded) == 1
-
-        def spoken(model: str, **fields: Any) -> httpx2.Response:
-            return httpx2.post(
-                f"{running.url}/v1/audio/speech", json={**SAID, "model": model, **fields}, timeout=60
-            )
-
-        with VoxCPM.from_bundle(speaking_bundle, precision="fp32") as other:
-            expected = {
-                "second": pcm16(other.generate("Hello.", seed=3)),
-                "voxcpm": pcm16(tts.generate("Hello.", seed=3)),
-            }
-        assert not np.array_equal(expected["second"], expected["voxcpm"])
-        answers = {model: spoken(model) for model in expected}
+        answers = {model: running.speak(**SAID | {"model": model}) for model in expected}
         for model, samples in expected.items():
             assert answers[model].status_code == 200, answers[model].text
             assert np.array_equal(np.frombuffer(answers[model].content[44:], "<i2"), samples)
@@ -306,53 +265,66 @@ def test_two_bundles_are_served_and_one_may_disappear(
         shutil.rmtree(going)
         shutil.rmtree(second)
         # A loaded bundle does not need its folder.
-        assert spoken("second").content == answers["second"].content
-        gone = spoken("going")
-        assert gone.status_code == 503
-        assert gone.json()["error"]["code"] == "model_unavailable"
+        for model, before in answers.items():
+            assert running.speak(**SAID | {"model": model}).content == before.content
+        gone = running.speak(**SAID | {"model": "going"})
+        assert (gone.status_code, gone.json()["error"]["code"]) == (503, "model_unavailable")
         assert str(tmp_path) not in gone.text
-        assert spoken("voxcpm").content == answers["voxcpm"].content
         # A voice of one bundle does not fit another's AudioVAE.
         made = tts.create_voice((np.sin(np.arange(16_000) / 20) / 3, 16_000), "a", name="ada")
         header = made.header.model_copy(update={"latent_space": "another", "generation": "voxcpm2"})
         (tmp_path / "voices").mkdir()
         replace(made, header=header).save(tmp_path / "voices" / "ada.voice")
-        wrong = spoken("second", voice="ada")
+        wrong = running.speak(**SAID | {"model": "second", "voice": "ada"})
         assert wrong.status_code == 400
         assert "made for another AudioVAE" in wrong.json()["error"]["message"]
-    finally:
-        running.stop()
 
 
-def test_probes_respond_during_loading() -> None:
-    may_load = threading.Event()
+def test_probes_respond_during_loading():
+    may_load, begun, answers = threading.Event(), [], []
 
-    def opened() -> Unloaded:
+    def opened():
         assert may_load.wait(30)
         return Unloaded(1, "voxcpm", VoxCPM.from_bundle)
 
-    begun: list[Exception | None] = []
     settings = Settings(max_jobs=0)
-    app = create_app(opened, settings, Keys(()), on_loaded=begun.append)
-    running = ServerOnLoopback(app, settings)
-    try:
-        assert httpx2.get(f"{running.url}/healthz").status_code == 200
-        loading = httpx2.get(f"{running.url}/ready")
+    with serving(create_app(opened, settings, Keys(()), on_loaded=begun.append), settings) as running:
+        assert running.get("/healthz").status_code == 200
+        loading = running.get("/ready")
         assert (loading.status_code, loading.json()["status"]) == (503, "loading")
-        answers: list[httpx2.Response] = []
-        url = f"{running.url}/v1/audio/speech"
-        asking = threading.Thread(
-            target=lambda: answers.append(httpx2.post(url, json={**SAID, "model": "voxcpm"}, timeout=60))
-        )
+        asking = threading.Thread(target=lambda: answers.append(running.speak(**SAID)))
         asking.start()
         time.sleep(0.2)
-        assert not answers
-        assert not begun
+        assert answers == begun == []
         may_load.set()
         asking.join(60)
         assert answers[0].status_code == 200
         assert begun == [None]
-        assert httpx2.get(f"{running.url}/ready").status_code == 200
-    finally:
-        may_load.set()
-        running.stop()
+        assert running.get("/ready").status_code == 200
+
+
+def test_bundle_with_a_lexicon_is_evicted_whole():
+    async def asked():
+        shelf = Shelf(most=20, lexicon={"Ada": "eider"})
+        assert await shelf.bundles.load_default() is None
+        for name in ("a", "b", "c"):
+            with await shelf.bundles.lease(name) as served:
+                assert served.tts.bundle.lexicon == {"Ada": "eider"}
+
+    asyncio.run(asked())
+
+
+def test_length_of_a_voice_is_in_patches_of_a_bundle_that_accepts_it():
+    def check(architecture):
+        if architecture.name != "a":
+            raise InputError("made for another AudioVAE")
+
+    async def asked():
+        shelf = Shelf()
+        assert await shelf.bundles.load_default() is None
+        voice = SimpleNamespace(check=check)
+        assert shelf.bundles.patch_seconds(voice) == len("default")
+        (await shelf.bundles.lease("a")).release()
+        assert shelf.bundles.patch_seconds(voice) == len("a")
+
+    asyncio.run(asked())

@@ -7,9 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,8 +15,6 @@ from heard_words import SAID, wrong_words
 
 pytestmark = [
     pytest.mark.clients,
-    # Without a seed chance gives a voice that may take long.
-    pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning"),
 ]
 REPOSITORY = Path(__file__).resolve().parents[3]
 AGENTS = REPOSITORY / "tests" / "agents"
@@ -27,7 +23,7 @@ KEY = "secret"
 
 
 @pytest.fixture(scope="module")
-def python() -> Path:
+def python():
     """The interpreter of the clients' environment."""
     found = REPOSITORY / os.environ.get("VOXCPM_COREML_CLIENTS", ".venv-clients") / "bin" / "python"
     if not found.is_file():
@@ -38,14 +34,11 @@ def python() -> Path:
 @pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("service", ["openai", "elevenlabs"])
 @pytest.mark.parametrize("agent", ["pipecat", "livekit"])
-def test_agents_audio_is_transcribed(
-    agent: str, service: str, python: Path, serve: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_agents_audio_is_transcribed(agent, service, python, serve, tmp_path):
     running = serve(keys=(KEY,))
     out = tmp_path / "heard.pcm"
     given = [python, AGENTS / f"{agent}_speech.py", service, running.url, KEY, SAID.strip(), out]
     done = subprocess.run(given, capture_output=True, text=True, check=False, timeout=120)
-
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["errors"] == [], done.stderr[-2000:]
@@ -63,11 +56,9 @@ def test_agents_audio_is_transcribed(
 
 
 @pytest.mark.parametrize("language", ["python", "javascript"])
-def test_elevenlabs_sdk_calls_the_plain_routes(
-    language: str, python: Path, serve: Callable[..., Any]
-) -> None:
+def test_elevenlabs_sdk_calls_the_plain_routes(language, python, serve):
     running = serve(keys=(KEY,))
-    given: list[str | Path] = [python, AGENTS / "elevenlabs_calls.py"]
+    given = [python, AGENTS / "elevenlabs_calls.py"]
     if language == "javascript":
         folder, node = python.parents[1], shutil.which("node")
         if node is None or not (folder / "node_modules").is_dir():
@@ -75,7 +66,6 @@ def test_elevenlabs_sdk_calls_the_plain_routes(
         given = [node, AGENTS / "elevenlabs_calls.mjs", folder]
     given += [running.url, KEY, "alloy"]
     done = subprocess.run(given, capture_output=True, text=True, check=False, timeout=120)
-
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout)
     # Only Python's SDK has a websocket for speech.

@@ -8,30 +8,23 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
-import httpx2
 import pytest
 import soundfile
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection
 
 from heard_words import SAID, SEED, wrong_words
 from speech_socket import heard, idle, refusal, said, socket_to, spoken_by
-from voxcpm_runtime import VoxCPM
 from voxcpm_server.streams.sessions import SessionStream
 from waiting import until
 
-# An unseeded voice may speak slowly, which is not tested here.
-pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 TEXT = "Hello there. This is a test of the server."
 LONG = "one two three four five six seven eight nine ten, and on we go. "
 START = {"type": "start"}
 HELLO = {"type": "text", "text": "Hello."}
 
 
-def test_fragments_equal_the_runtimes_session(server: Any, tts: VoxCPM) -> None:
+def test_fragments_equal_the_runtimes_session(server, tts):
     expected = spoken_by(tts, SAID, seed=SEED)
     assert wrong_words(expected, tts.sample_rate) <= 3
     for path, fragments in (("/v1/audio/stream", [SAID]), ("/audio/stream", re.findall("...?", SAID))):
@@ -41,7 +34,6 @@ def test_fragments_equal_the_runtimes_session(server: Any, tts: VoxCPM) -> None:
             said(connection, *({"type": "text", "text": fragment} for fragment in fragments))
             said(connection, {"type": "end"})
             audio, (started, done) = heard(connection)
-
         assert audio == expected
         assert started == {
             "type": "started",
@@ -54,7 +46,7 @@ def test_fragments_equal_the_runtimes_session(server: Any, tts: VoxCPM) -> None:
         assert done == {"type": "done", "seed": SEED, "seconds": seconds, "cancelled": False}
 
 
-def test_speech_starts_before_the_text_ends_and_flush_speaks_the_rest(server: Any) -> None:
+def test_speech_starts_before_the_text_ends_and_flush_speaks_the_rest(server):
     with socket_to(server) as connection:
         said(connection, {"type": "start"}, {"type": "text", "text": "One. Tw"})
         assert json.loads(connection.recv(timeout=20))["type"] == "started"
@@ -70,7 +62,7 @@ def test_speech_starts_before_the_text_ends_and_flush_speaks_the_rest(server: An
     assert done["seconds"] > first > 0
 
 
-def test_connection_is_reused_with_any_format(server: Any, tts: VoxCPM) -> None:
+def test_connection_is_reused_with_any_format(server, tts):
     with socket_to(server) as connection:
         for form, options in (("wav", {"audio": "base64"}), ("mp3", {"speed": 2})):
             said(connection, {"type": "start", "seed": 3, "response_format": form, **options})
@@ -84,7 +76,7 @@ def test_connection_is_reused_with_any_format(server: Any, tts: VoxCPM) -> None:
             assert done["seconds"] == pytest.approx(seconds / options.get("speed", 1), abs=0.1)
 
 
-def test_cancel_ends_the_speech_and_the_next_one_starts(server: Any, tts: VoxCPM) -> None:
+def test_cancel_ends_the_speech_and_the_next_one_starts(server, tts):
     with socket_to(server) as connection:
         said(connection, {"type": "cancel"})
         said(connection, {"type": "start"}, {"type": "text", "text": LONG * 20})
@@ -99,9 +91,7 @@ def test_cancel_ends_the_speech_and_the_next_one_starts(server: Any, tts: VoxCPM
     until(lambda: idle(server))
 
 
-def test_sessions_take_turns_with_requests_and_with_each_other(
-    serve: Callable[..., Any], euler_steps: Any
-) -> None:
+def test_sessions_take_turns_with_requests_and_with_each_other(serve, euler_steps):
     running = serve(concurrency=1, queue=1)
     # The first one speaks long enough: it neither ends nor fills the buffers of a waiting reader.
     euler_steps.go = go = threading.Event()
@@ -112,7 +102,7 @@ def test_sessions_take_turns_with_requests_and_with_each_other(
         until(lambda: running.service.queue.waiting == 1)
         # The queue is full for requests and for sessions.
         body = {"model": "tts-1", "input": "Hello."}
-        assert httpx2.post(f"{running.url}/v1/audio/speech", json=body).status_code == 503
+        assert running.post("/v1/audio/speech", json=body).status_code == 503
         said(third, START)
         error, code = refusal(third)
         assert (error["code"], code) == ("overloaded", 1013)
@@ -122,14 +112,12 @@ def test_sessions_take_turns_with_requests_and_with_each_other(
         assert heard(second)[1][-1]["type"] == "done"
 
 
-def test_disconnecting_ends_the_speech_within_one_euler_step(
-    serve: Callable[..., Any], euler_steps: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disconnecting_ends_the_speech_within_one_euler_step(serve, euler_steps, monkeypatch):
     running = serve(concurrency=1)
-    at_end: list[int] = []
+    at_end = []
     close = SessionStream.aclose
 
-    async def noted(stream: SessionStream) -> None:
+    async def noted(stream):
         at_end.append(euler_steps.calls)
         await close(stream)
 
@@ -141,14 +129,13 @@ def test_disconnecting_ends_the_speech_within_one_euler_step(
         # Without a close frame.
         connection.socket.shutdown(socket.SHUT_RDWR)
     until(lambda: idle(running))
-
     # The call running at that time may be counted before or after.
     assert euler_steps.calls <= at_end[0] + 1
-    until(lambda: 'route="/audio/stream",status="499"} 1.0' in httpx2.get(f"{running.url}/metrics").text)
+    until(lambda: 'route="/audio/stream",status="499"} 1.0' in running.metrics())
 
 
 @contextlib.contextmanager
-def slow_reader(running: Any, *messages: Any) -> Iterator[socket.socket]:
+def slow_reader(running, *messages):
     """A websocket that has sent these messages and reads nothing: the client library reads in the background."""
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -165,7 +152,7 @@ def slow_reader(running: Any, *messages: Any) -> Iterator[socket.socket]:
         yield raw
 
 
-def test_stalled_reader_pauses_the_stream_and_times_out(serve: Callable[..., Any], euler_steps: Any) -> None:
+def test_stalled_reader_pauses_the_stream_and_times_out(serve, euler_steps):
     running = serve(concurrency=1, buffer_seconds=1, client_timeout=3, max_characters=100_000)
     with slow_reader(running, {**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 100}):
         until(lambda: running.service.queue.busy == 1)
@@ -179,26 +166,7 @@ def test_stalled_reader_pauses_the_stream_and_times_out(serve: Callable[..., Any
     until(lambda: not len(running.service.conversations))
 
 
-@pytest.mark.long
-def test_speed_of_a_stream_excludes_a_slow_reader(serve: Callable[..., Any]) -> None:
-    running = serve(buffer_seconds=1)
-    messages = ({**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 10}, {"type": "end"})
-    with slow_reader(running, *messages) as raw:
-        until(lambda: running.service.streams)
-        (stream,) = running.service.streams
-        until(lambda: stream._session.buffered_seconds > 0.8)
-        raw.setblocking(False)
-
-        def told() -> str:
-            with contextlib.suppress(BlockingIOError):
-                raw.recv(1 << 20)
-            return httpx2.get(f"{running.url}/metrics").text
-
-        until(lambda: 'voxcpm_speeches_total{outcome="finished"} 1.0' in told())
-        assert "voxcpm_real_time_factor_count 0.0" in told()
-
-
-def test_first_audio_seconds_start_with_the_first_complete_sentence(serve: Callable[..., Any]) -> None:
+def test_first_audio_seconds_start_with_the_first_complete_sentence(serve):
     running = serve()
     with socket_to(running) as connection:
         said(connection, START, {"type": "text", "text": "Hell"})
@@ -214,7 +182,7 @@ def test_first_audio_seconds_start_with_the_first_complete_sentence(serve: Calla
     assert 0 < told["sum"] <= waited
 
 
-def test_metrics_count_websockets(serve: Callable[..., Any]) -> None:
+def test_metrics_count_websockets(serve):
     running = serve()
     with socket_to(running) as connection:
         said(connection, START, {"type": "text", "text": "Hello."}, {"type": "end"})
@@ -223,8 +191,8 @@ def test_metrics_count_websockets(serve: Callable[..., Any]) -> None:
         said(connection, {"type": "nonsense"})
         refusal(connection)
 
-    def told() -> str:
-        return httpx2.get(f"{running.url}/metrics").text
+    def told():
+        return running.metrics()
 
     # Closing by the client counts as a disconnect, as for requests.
     until(lambda: 'route="/audio/stream",status="400"} 1.0' in told())
@@ -257,21 +225,18 @@ def test_metrics_count_websockets(serve: Callable[..., Any]) -> None:
         ([{**START, "audio": "paper"}], "'binary' or 'base64'", "audio"),
     ],
 )
-def test_invalid_messages_are_explained(
-    messages: list[Any], words: str, param: str | None, server: Any
-) -> None:
+def test_invalid_messages_are_explained(messages, words, param, server):
     with socket_to(server) as connection:
         for message in messages:
             connection.send(json.dumps(message) if isinstance(message, dict) else message)
         error, code = refusal(connection)
-
     assert words in error["message"]
     assert error["param"] == param
     assert code == 1008
     until(lambda: idle(server))
 
 
-def test_oversized_message_is_rejected_by_its_header(server: Any) -> None:
+def test_oversized_message_is_rejected_by_its_header(server):
     with socket_to(server) as connection:
         # The header of a masked text frame of that many bytes, and at most a thousandth of them.
         connection.socket.sendall(struct.pack("!BBQ", 0x81, 0xFF, 100_000_000) + b"mask" + bytes(100_000))
@@ -280,7 +245,7 @@ def test_oversized_message_is_rejected_by_its_header(server: Any) -> None:
     assert closed.value.rcvd.code == 1009
 
 
-def test_overlong_speech_is_ended(serve: Callable[..., Any]) -> None:
+def test_overlong_speech_is_ended(serve):
     running = serve(max_audio_seconds=1)
     with socket_to(running) as connection:
         said(connection, START, {"type": "text", "text": LONG}, {"type": "end"})
@@ -288,7 +253,7 @@ def test_overlong_speech_is_ended(serve: Callable[..., Any]) -> None:
     assert error["code"] == "speech_too_long"
 
 
-def test_idle_connection_is_closed(serve: Callable[..., Any]) -> None:
+def test_idle_connection_is_closed(serve):
     running = serve(idle_seconds=1)
     with socket_to(running) as connection:
         # Speaking takes longer than that.
@@ -302,11 +267,11 @@ def test_idle_connection_is_closed(serve: Callable[..., Any]) -> None:
     assert (error["code"], code) == ("timeout", 1008)
 
 
-def test_connections_are_limited(serve: Callable[..., Any]) -> None:
+def test_connections_are_limited(serve):
     running = serve(keys=("a", "b", "c"), max_conversations=2)
     with contextlib.ExitStack() as stack:
 
-        def opened(key: str) -> ClientConnection:
+        def opened(key):
             headers = {"Authorization": f"Bearer {key}"}
             return stack.enter_context(socket_to(running, additional_headers=headers))
 
@@ -323,17 +288,17 @@ def test_connections_are_limited(serve: Callable[..., Any]) -> None:
     until(lambda: not len(running.service.conversations))
 
 
-def test_keys_are_accepted_in_each_conventional_form(serve: Callable[..., Any]) -> None:
+def test_keys_are_accepted_in_each_conventional_form(serve):
     running = serve(keys=("secret",))
 
-    def status(**options: Any) -> int:
+    def status(**options):
         try:
             with socket_to(running, **options) as connection:
                 return 101 if connection.subprotocol in (None, "speech") else 0
         except InvalidStatus as refused:
             return refused.response.status_code if "www-authenticate" in refused.response.headers else 0
 
-    def offered(key: str) -> dict[str, Any]:
+    def offered(key):
         return {"subprotocols": ["speech", f"openai-insecure-api-key.{key}"]}
 
     assert status() == 401
@@ -347,14 +312,9 @@ def test_keys_are_accepted_in_each_conventional_form(serve: Callable[..., Any]) 
 
 @pytest.mark.parametrize(
     ("path", "origin", "status", "kind"),
-    [
-        ("/v1/audio/nothing", None, 404, "not_found"),
-        ("/v1/audio/stream", "https://example.org", 403, None),
-    ],
+    [("/v1/audio/nothing", None, 404, "not_found"), ("/v1/audio/stream", "https://example.org", 403, None)],
 )
-def test_rejected_handshake_has_a_response_and_logs_nothing(
-    path: str, origin: Any, status: int, kind: str | None, server: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rejected_handshake_has_a_response_and_logs_nothing(path, origin, status, kind, server, caplog):
     with pytest.raises(InvalidStatus) as refused, socket_to(server, path, origin=origin):
         pass
     assert refused.value.response.status_code == status
@@ -364,10 +324,27 @@ def test_rejected_handshake_has_a_response_and_logs_nothing(
     assert not caplog.records
 
 
-def test_no_conversation_begins_during_shutdown(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_conversation_begins_during_shutdown(server, monkeypatch):
     monkeypatch.setattr(server.service.conversations, "draining", True)
-
     with pytest.raises(InvalidStatus) as refused, socket_to(server):
         pass
-
     assert refused.value.response.status_code == 503
+
+
+@pytest.mark.long
+def test_speed_of_a_stream_excludes_a_slow_reader(serve):
+    running = serve(buffer_seconds=1)
+    messages = ({**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 10}, {"type": "end"})
+    with slow_reader(running, *messages) as raw:
+        until(lambda: running.service.streams)
+        (stream,) = running.service.streams
+        until(lambda: stream._session.buffered_seconds > 0.8)
+        raw.setblocking(False)
+
+        def told():
+            with contextlib.suppress(BlockingIOError):
+                raw.recv(1 << 20)
+            return running.metrics()
+
+        until(lambda: 'voxcpm_speeches_total{outcome="finished"} 1.0' in told())
+        assert "voxcpm_real_time_factor_count 0.0" in told()

@@ -1,48 +1,40 @@
-"""ElevenLabs' multi-context websocket, with requests such as Pipecat and LiveKit send."""
+"""ElevenLabs' plain routes and its websockets, with requests as its SDKs, Pipecat and LiveKit send them."""
 
 import base64
+import contextlib
 import io
 import json
-from contextlib import AbstractContextManager
-from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
 import soundfile
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidStatus
 
 import speech_socket
 from heard_words import SAID, SEED, wrong_words
 from speech_socket import said, spoken_by
-from voxcpm_runtime import VoxCPM
-
-# An unseeded voice may speak slowly, which is not tested here.
-pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 
 LONG = "one two three four five six seven eight nine ten, and on we go. "
 
 
-def socket_to(
-    server: Any, voice: str = "default", query: str = ""
-) -> AbstractContextManager[ClientConnection]:
+def socket_to(server, voice="default", query=""):
     return speech_socket.socket_to(server, f"/v1/text-to-speech/{voice}/multi-stream-input?{query}")
 
 
-def received(connection: ClientConnection, finals: int = 1) -> list[dict[str, Any]]:
+def received(connection, finals=1):
     """All messages up to that many final ones."""
-    messages: list[dict[str, Any]] = []
+    messages = []
     while sum(message.get("isFinal") is True for message in messages) < finals:
         messages.append(json.loads(connection.recv(timeout=30)))
     return messages
 
 
-def audio_of(messages: list[dict[str, Any]], context: str) -> bytes:
+def audio_of(messages, context):
     return b"".join(base64.b64decode(m.get("audio", "")) for m in messages if m["contextId"] == context)
 
 
-def test_concurrent_contexts_are_transcribed(server: Any, tts: VoxCPM) -> None:
+def test_concurrent_contexts_are_transcribed(server, tts):
     first, second = SAID.split(". ", 1)
     with socket_to(
         server, query=f"model_id=eleven_flash_v2_5&output_format=pcm_24000&seed={SEED}"
@@ -79,7 +71,7 @@ def test_concurrent_contexts_are_transcribed(server: Any, tts: VoxCPM) -> None:
         assert min(span["charDurationsMs"]) >= 0
 
 
-def test_mp3_at_livekits_rate_and_speed(server: Any, tts: VoxCPM) -> None:
+def test_mp3_at_livekits_rate_and_speed(server, tts):
     query = f"output_format=mp3_22050_32&inactivity_timeout=180&seed={SEED}"
     with socket_to(server, query=query) as connection:
         said(connection, {"text": " ", "voice_settings": {"speed": 2}, "context_id": "a"})
@@ -95,7 +87,7 @@ def test_mp3_at_livekits_rate_and_speed(server: Any, tts: VoxCPM) -> None:
     assert len(audio) / rate == pytest.approx(whole / 2, abs=0.15)
 
 
-def test_error_in_one_context_leaves_the_others(server: Any) -> None:
+def test_error_in_one_context_leaves_the_others(server):
     with socket_to(server, query="output_format=pcm_16000") as connection:
         said(
             connection, {"text": "Hello. ", "context_id": "good"}, {"text": "a" * 5000, "context_id": "long"}
@@ -117,7 +109,7 @@ def test_error_in_one_context_leaves_the_others(server: Any) -> None:
     assert len(audio_of(messages, "good")) > 8_000
 
 
-def test_contexts_are_limited_as_by_elevenlabs(server: Any) -> None:
+def test_contexts_are_limited_as_by_elevenlabs(server):
     with socket_to(server) as connection:
         said(connection, *({"text": " ", "context_id": str(number)} for number in range(6)))
         (error, final) = received(connection)
@@ -130,7 +122,7 @@ def test_contexts_are_limited_as_by_elevenlabs(server: Any) -> None:
         assert audio_of(received(connection), "6")
 
 
-def test_repeated_interruptions(server: Any) -> None:
+def test_repeated_interruptions(server):
     """Closed contexts that still speak do not block new ones; the oldest excess one is cancelled."""
     with socket_to(server, query=f"output_format=pcm_24000&seed={SEED}") as connection:
         for number in range(6):
@@ -147,7 +139,7 @@ def test_repeated_interruptions(server: Any) -> None:
         assert "expected a string" in next(m["error"] for m in received(connection) if "error" in m)
 
 
-def test_invalid_urls_fail_the_handshake(server: Any) -> None:
+def test_invalid_urls_fail_the_handshake(server):
     for voice, query, status, words in (
         ("nobody", "", 404, "unknown voice 'nobody'"),
         ("alloy", "output_format=wma_8000", 400, "pcm_24000"),
@@ -163,14 +155,11 @@ def test_invalid_urls_fail_the_handshake(server: Any) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_the_routes_with_timestamps_have_each_character_of_the_text(
-    server: Any, tts: VoxCPM, streamed: bool
-) -> None:
+def test_the_routes_with_timestamps_have_each_character_of_the_text(server, tts, streamed):
     text = "It costs $4.20. Really? "
     url = f"{server.url}/v1/text-to-speech/emma{'/stream' * streamed}/with-timestamps"
     asked = {"text": text, "seed": SEED, "model_id": "eleven_v3", "voice_settings": {"speed": 2}}
     answer = httpx2.post(url, params={"output_format": "pcm_24000"}, json=asked)
-
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == ("application/x-ndjson" if streamed else "application/json")
     lines = [json.loads(line) for line in answer.text.strip().split("\n")]
@@ -186,7 +175,7 @@ def test_the_routes_with_timestamps_have_each_character_of_the_text(
     assert ends[-1] <= len(audio) / 48_000
 
 
-def test_alignment_may_count_from_the_start(server: Any) -> None:
+def test_alignment_may_count_from_the_start(server):
     with socket_to(server, query="output_format=pcm_24000&sync_alignment=true") as connection:
         for _ in range(2):  # segments, each with times of its own
             said(connection, {"text": LONG, "context_id": "a", "flush": True})
@@ -195,3 +184,73 @@ def test_alignment_may_count_from_the_start(server: Any) -> None:
     starts = [t for m in messages if m.get("alignment") for t in m["alignment"]["charStartTimesMs"]]
     assert starts == sorted(starts)
     assert starts[-1] == pytest.approx(len(audio_of(messages, "a")) / 48, rel=0.2)
+
+
+TEXT = "Hello there."
+KEY = {"xi-api-key": "none"}
+
+
+def post(server, path, output_format, **fields):
+    body = {"text": TEXT, "model_id": "eleven_multilingual_v2", "seed": 7, **fields}
+    url = f"{server.url}/v1/text-to-speech/{path}?output_format={output_format}"
+    return httpx2.post(url, json=body, headers=KEY)
+
+
+def test_convert_and_stream_return_audio_bytes(server, tts):
+    for path in ("default", "default/stream"):
+        answer = post(server, path, "pcm_24000")
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == "audio/pcm"
+        assert answer.content == spoken_by(tts, TEXT, seed=7)
+        assert ("content-length" in answer.headers) == (path == "default")
+    mp3 = post(server, "default", "mp3_44100_128")
+    assert mp3.headers["content-type"] == "audio/mpeg"
+    assert soundfile.info(io.BytesIO(mp3.content)).samplerate == 44_100
+
+
+@pytest.mark.parametrize(("codec", "subtype"), [("ulaw", "ULAW"), ("alaw", "ALAW")])
+def test_telephone_formats(codec, subtype, server):
+    pcm = np.frombuffer(post(server, "default", "pcm_8000").content, "<i2") / 32768
+    law = post(server, "default/stream", f"{codec}_8000")
+    decoded, _ = soundfile.read(
+        io.BytesIO(law.content), samplerate=8000, channels=1, format="RAW", subtype=subtype
+    )
+    assert len(decoded) == len(pcm)
+    assert np.corrcoef(decoded, pcm)[0, 1] > 0.99
+    assert post(server, "default", f"{codec}_16000").status_code == 400
+
+
+def test_models_and_voices_are_listed(server, client):
+    listed = server.get("/v1/models", headers=KEY).json()
+    openais = [model.id for model in client.models.list()]
+    assert [model["model_id"] for model in listed] == openais
+    assert all(model["can_do_text_to_speech"] for model in listed)
+    first = server.get("/v1/voices", headers=KEY).json()
+    second = server.get("/v2/voices", headers=KEY, params={"search": "ALLO"}).json()
+    every = server.get("/v1/audio/voices").json()["voices"]
+    assert [voice["voice_id"] for voice in first["voices"]] == [voice["id"] for voice in every]
+    assert [voice["voice_id"] for voice in second["voices"]] == ["alloy"]
+    assert (second["has_more"], second["total_count"], second["next_page_token"]) == (False, 1, None)
+    assert server.get("/v1/voices/alloy", headers=KEY).json()["name"] == "alloy"
+    assert server.get("/v1/voices/nobody", headers=KEY).status_code == 404
+
+
+def test_stream_input_speaks_until_the_empty_text_or_closes(server, tts):
+    path = "/v1/text-to-speech/default/stream-input?model_id=eleven_turbo_v2&output_format=pcm_24000&seed=7"
+    begin = {"text": " ", "try_trigger_generation": True, "voice_settings": None}
+    messages = []
+    with speech_socket.socket_to(server, path) as connection:
+        said(connection, begin, {"text": "Hello ", "try_trigger_generation": True})
+        said(connection, {"text": "there. "}, {"text": ""})
+        with contextlib.suppress(ConnectionClosedOK):
+            while True:
+                messages.append(json.loads(connection.recv(timeout=30)))
+    assert messages[-1] == {"isFinal": True}
+    audio = b"".join(base64.b64decode(message.get("audio", "")) for message in messages)
+    assert audio == spoken_by(tts, f"{TEXT} ", seed=7)
+    assert "".join(c for m in messages if m.get("alignment") for c in m["alignment"]["chars"]) == f"{TEXT} "
+    with speech_socket.socket_to(server, "/v1/text-to-speech/default/stream-input") as connection:
+        said(connection, {"text": ""})
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(timeout=10)
+    assert closed.value.rcvd.code == 1000

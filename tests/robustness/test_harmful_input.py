@@ -1,15 +1,16 @@
-"""Seeded fuzzing of every reader of external input."""
+"""Fuzzing of every reader of external input, damage to every file that is read, and content made to do harm."""
 
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from robustness.fuzz import BATCH, READERS, TAKEN
+from robustness import hostile
+from robustness.fuzz import BATCH, TAKEN
+from robustness.readers import READERS
 from robustness.watched import FAILURES, Watched
 from voxcpm_runtime.backends.portable.cache import load_lowered, write_entry
 from voxcpm_runtime.backends.portable.package import (
@@ -26,10 +27,10 @@ AT_ONCE = 100
 CORPUS = Path(__file__).with_name("corpus")
 
 
-def _fuzz(process: Watched, name: str, first: int, count: int) -> list[str]:
+def _fuzz(process, name, first, count):
     """Failures for the inputs of `count` seeds."""
-    counts: Counter[str] = Counter()
-    wrong: list[str] = []
+    counts = Counter()
+    wrong = []
     slowest = 0.0
     for start in range(first, first + count, AT_ONCE):
         last = min(start + AT_ONCE, first + count) - 1
@@ -52,7 +53,7 @@ def _fuzz(process: Watched, name: str, first: int, count: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def readers(speaking_bundle: Path) -> Iterator[Watched]:
+def readers(speaking_bundle):
     """A process that has every reader."""
     with Watched("robustness.fuzz:scene", bundle=speaking_bundle) as process:
         yield process
@@ -60,14 +61,12 @@ def readers(speaking_bundle: Path) -> Iterator[Watched]:
 
 @pytest.mark.parametrize("count", [SOME, pytest.param(INPUTS, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("name", READERS)
-def test_mutated_inputs_are_rejected_or_accepted(
-    name: str, count: int, readers: Watched, torture_seed: int, share: Callable[[int], int]
-) -> None:
+def test_mutated_inputs_are_rejected_or_accepted(name, count, readers, torture_seed, share):
     wrong = _fuzz(readers, name, torture_seed * 1_000_000, share(count))
     assert not wrong, f"{len(wrong)} inputs failed:\n" + "\n".join(wrong[:30])
 
 
-def test_unmutated_inputs_are_accepted(readers: Watched) -> None:
+def test_unmutated_inputs_are_accepted(readers):
     """A reader that rejected these would reject all mutated ones too, and test nothing."""
     for name in READERS:
         found = readers.run({"reader": name})
@@ -75,7 +74,7 @@ def test_unmutated_inputs_are_accepted(readers: Watched) -> None:
         assert json.loads(found.detail)["counts"].keys() == {TAKEN}, (name, found)
 
 
-def test_regression_inputs(readers: Watched) -> None:
+def test_regression_inputs(readers):
     found = sorted(CORPUS.glob("*.*.*"))
     assert len(found) > 5
     for path in found:
@@ -86,7 +85,7 @@ def test_regression_inputs(readers: Watched) -> None:
         assert ended.outcome not in (*FAILURES, TAKEN), (path.name, ended)
 
 
-def test_program_with_an_uncomputed_output(speaking_bundle: Path, tmp_path: Path) -> None:
+def test_program_with_an_uncomputed_output(speaking_bundle, tmp_path):
     """It used to raise KeyError."""
     package = Path(shutil.copytree(speaking_bundle / "int8/feat_encoder.mlpackage", tmp_path / "x.mlpackage"))
     program = read_specification(package)
@@ -97,9 +96,7 @@ def test_program_with_an_uncomputed_output(speaking_bundle: Path, tmp_path: Path
         read_package(package)
 
 
-def test_graph_rejected_by_onnx_runtime(
-    speaking_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graph_rejected_by_onnx_runtime(speaking_bundle, tmp_path, monkeypatch):
     """A cache entry with a valid digest used to end in ONNX Runtime's traceback."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     package = speaking_bundle / "int8/feat_encoder.mlpackage"
@@ -108,3 +105,84 @@ def test_graph_rejected_by_onnx_runtime(
     write_entry(entry, replace(load_lowered(package), model=b"\x08\x09"))
     with pytest.raises(PackageError, match="ONNX Runtime rejects it"):
         PortableStepModel(package)
+
+
+BUNDLES = {
+    "bundle": ("speaking_bundle", "int8", 40, 430),
+    "voice": ("speaking_bundle", "int8", 6, 130),
+    "lowered": ("speaking_bundle", "int8", 2, 50),
+    "verified": ("speaking_bundle", "int8", 2, 50),
+    "segments": ("speaking_bundle", "int8", 5, 90),
+    "bundle, macOS 27": ("tiny_bundle_27", "fp16", 0, 120),
+}
+CHECKPOINTS = {"safetensors": 80, "pickle": 80, "lora": 40}
+PICKLES = {"model.safetensors": "pytorch_model.bin", "audiovae.safetensors": "audiovae.pth"}
+"""Weight files and their names as pickles."""
+
+
+def _check(count, seed, **given):
+    with Watched("robustness.damage:scene", **given) as process:
+        process.check({"number": number, "seed": seed} for number in range(count))
+
+
+SOME = [(name, some) for name, (*_, some, _) in BUNDLES.items() if some]
+ALL = [pytest.param(name, None, marks=pytest.mark.torture) for name in BUNDLES]
+
+
+@pytest.mark.parametrize(("name", "some"), [*SOME, *ALL])
+def test_damage(request, torture_seed, share, name, some):
+    bundle, precision, _, count = BUNDLES[name]
+    given = {
+        "kind": name.partition(",")[0],
+        "source": request.getfixturevalue(bundle),
+        "precision": precision,
+    }
+    _check(some or share(count), torture_seed, **given)
+
+
+@pytest.fixture(params=CHECKPOINTS)
+def source(request, tiny_checkpoint, tmp_path, write_lora):
+    """A checkpoint in that form, or a LoRA of one, as `scene` takes it."""
+    import torch
+    from safetensors.torch import load_file
+
+    folder = tmp_path / request.param
+    if request.param == "lora":
+        write_lora(folder, tiny_checkpoint, enable_lm=True, enable_dit=True, r=2)
+        return {"kind": "lora", "source": folder, "checkpoint": tiny_checkpoint}
+    folder.mkdir()
+    for path in tiny_checkpoint.iterdir():
+        if request.param == "pickle" and path.name in PICKLES:
+            torch.save({"state_dict": load_file(path)}, folder / PICKLES[path.name])
+        else:
+            (folder / path.name).write_bytes(path.read_bytes())
+    return {"kind": "checkpoint", "source": folder}
+
+
+@pytest.mark.parametrize("some", [4, pytest.param(None, marks=pytest.mark.torture)])
+def test_damage_to_a_checkpoint(source, torture_seed, share, some):
+    _check(some or share(CHECKPOINTS[source["source"].name]), torture_seed, **source)
+
+
+HARMLESS = "tokenizer"
+"""The materials that may be read."""
+
+
+def _check_hostile(names, **given):
+    with Watched("robustness.hostile:scene", **given) as process:
+        ended = {name: process.run(name) for name in names}
+    print(ended)
+    wrong = {
+        name: end
+        for name, end in ended.items()
+        if end.outcome in FAILURES or (end.outcome == hostile.READ and not name.startswith(HARMLESS))
+    }
+    assert not wrong, wrong
+
+
+def test_hostile_bundles_and_voices(speaking_bundle):
+    _check_hostile(hostile.BUNDLES, bundle=speaking_bundle)
+
+
+def test_hostile_checkpoints(speaking_bundle, tiny_checkpoint):
+    _check_hostile(hostile.CHECKPOINTS, bundle=speaking_bundle, checkpoint=tiny_checkpoint)
