@@ -375,5 +375,5 @@ def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:
 
 def layers(model: StepModel) -> range:
     """The layers of a language model, or of a part of it, by the caches in its state."""
-    first = int(model.state[0].name.rpartition("_")[2])
-    return range(first, first + sum(keys.shape_at(0)[0] for keys in model.state[::2]))
+    first, utterances = int(model.state[0].name.rpartition("_")[2]), model.inputs[0].shape_at(0)[0]
+    return range(first, first + sum(keys.shape_at(0)[0] for keys in model.state[::2]) // utterances)

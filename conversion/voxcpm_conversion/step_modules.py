@@ -6,6 +6,7 @@ Shapes below: S embeddings, T patches, P frames per patch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -110,12 +111,13 @@ class CachedStack(nn.Module):
         own = layers(declared)
         self.layers = stack.layers[own.start : own.stop]
         self.norm = stack.norm if own.stop == len(stack.layers) else nn.Identity()
-        self.stacks = [keys.shape_at(0)[0] for keys in declared.state[::2]]
-        self.returns_rows, self.stacked = state == "rows", max(self.stacks) > 1
+        self.returns_rows = state == "rows"
         watched = sizes.alignment if declared.outputs[-1].name == ATTENTION else ()
         self.watched = [[h.head for h in watched if h.layer == layer] for layer in own]
         self.transformer, self.groups = t, t.num_heads // t.num_kv_heads
         lengths, (self.utterances, *_) = declared.chunk_lengths, declared.inputs[0].shape_at(0)
+        self.stacks = [keys.shape_at(0)[0] // self.utterances for keys in declared.state[::2]]
+        self.stacked = max(self.stacks) > 1
         self.one_length = len(lengths) == 1
         self.rope = _Rope(a, t, sizes.kv_length) if t.use_rope else None
         positions = torch.arange(sizes.kv_length, dtype=torch.int32)
@@ -155,11 +157,9 @@ class CachedStack(nn.Module):
         else:
             rows = torch.cat([positions] * self.groups)
             mask = _masked(self.cache_positions > rows[..., None], embeddings.dtype)
-            where = positions.long(), mask
-            if self.stacked:
-                pasts = [LayerPast(cached, *where, rows=new_rows) for cached in caches]
-            else:
-                pasts = [self.past(cached, *where) for cached in caches]
+            # A name for the places would be one in the program, too, and change its bytes.
+            form = partial(LayerPast, rows=new_rows) if self.stacked else self.past
+            pasts = [form(cached, positions.long(), mask) for cached in caches]
         rope = None if self.rope is None else self.rope.at(positions)
         hidden, presents = embeddings, []
         watched: list[Tensor] = []

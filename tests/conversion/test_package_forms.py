@@ -77,7 +77,10 @@ def test_phone_preset_is_what_given_options_leave_open(tiny_checkpoint, tmp_path
         (["--precision", "fp32", "--target", "macos15"], "--precision fp32 needs --target macos14"),
         (["--audio-vae-fp32", "--target", "macos27"], "--audio-vae-fp32 needs --target macos14 or macos15"),
         (["--precision", "int4"], "--precision int4 needs --target macos15"),
-        (["--batch", "4", "--target", "macos14"], "--batch 4 needs --target macos15, got macos14"),
+        (
+            ["--batch", "4", "--target", "macos14"],
+            "--batch 4 needs --target macos15 and --kv-cache scatter, got macos14",
+        ),
         (["--batch", "4", "--kv-cache", "rows"], "--kv-cache rows needs --target macos14"),
         (["--batch", "4", "--preset", "phone"], "--batch 4 needs --target macos15 and --kv-cache scatter"),
         (["--precision", "fp8"], "--precision fp8: expected one of fp16, int8, int4, fp32"),
