@@ -85,11 +85,10 @@ class VoxCPM:
             "threads": threads, "compute_units": compute_units, "first_use": on_first_use,
         }  # fmt: skip
         placed = place_step_models(bundle, backend, **where)
-        several = replace(bundle, manifest=bundle.manifest.for_several())
         driver = Driver(
             bundle.architecture, bundle.manifest.sizes, bundle.constants,
             {name: step_model.model for name, step_model in placed.items()},
-            partial(load_step_models, several, backend, **where),
+            lambda: load_step_models(replace(bundle, manifest=bundle.manifest.for_several()), backend, **where),
         )  # fmt: skip
         return_freed_memory()
         # Read once, not in the first call: the tables of English, which take 80 ms, and the default voice.
