@@ -81,6 +81,8 @@ def pronunciation(entries: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
     counts: dict[str, list[int]] = {}  # Tokens of the entries that begin with a token, the most first
     for written, said in entries:
         tokens = tuple(_same(token) for token in _TOKEN.findall(written))
+        if not tokens:  # only in a voice's file that somebody else wrote
+            continue
         said_for[tokens] = said
         known = counts.setdefault(tokens[0].lower(), [])
         if len(tokens) not in known:

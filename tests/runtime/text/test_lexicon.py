@@ -20,7 +20,7 @@ LEXICON = TABLES["lexicon"]
 @pytest.mark.parametrize(("text", "said"), TABLES["pronounced"])
 def test_whole_words_are_replaced_and_nothing_is_replaced_twice(text, said):
     assert pronounced(text, LEXICON) == said
-    assert pronounced(text, {}) == text
+    assert pronounced(text, {}) == pronounced(text, {"": "x"}) == text
 
 
 def test_a_large_lexicon_is_read_in_one_pass():
