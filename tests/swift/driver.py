@@ -11,8 +11,7 @@ import numpy.typing as npt
 from voxcpm_runtime import VoxCPM
 
 PATCHES = 6
-# With the full stops that the runtime adds for the built-in voice's checkpoint.
-TEXT, TRANSCRIPT = "the river runs to the sea.", "we walked home. "
+TEXT, TRANSCRIPT = "the river runs to the sea", "we walked home"
 
 
 class RecordedNoise:
@@ -58,16 +57,18 @@ def _record(folder: Path, bundle: Path, tts: VoxCPM, mode: str) -> None:
     a, noise = tts.bundle.architecture, RecordedNoise(7)
     audio = np.random.default_rng(3).standard_normal((2, 5 * a.patch_input_samples + 17)) / 10
     given: dict[str, Any] = {}
-    transcript = ""
+    # The full stops that the runtime adds for the built-in voice's checkpoint.
+    stop = "." if tts.bundle.manifest.speech else ""
+    text, continued, transcript = TEXT + stop, f"{TRANSCRIPT}{stop} ", ""
     if mode in ("continuation", "combined"):
-        transcript = TRANSCRIPT
-        given |= {"prompt_wav_path": (audio[0], a.input_sample_rate), "prompt_text": TRANSCRIPT}
+        transcript = continued
+        given |= {"prompt_wav_path": (audio[0], a.input_sample_rate), "prompt_text": continued}
     if mode in ("reference", "combined"):
         given["reference_wav_path"] = (audio[1], a.input_sample_rate)
     steps = tts.bundle.manifest.sizes.solver_steps or 10
     # The stop head is not compared: it is ignored for all patches.
     spoken = tts.speak(
-        TEXT,
+        text,
         rng=noise,
         min_len=PATCHES,
         max_len=PATCHES,
@@ -90,7 +91,7 @@ def _record(folder: Path, bundle: Path, tts: VoxCPM, mode: str) -> None:
         "bundle": str(bundle),
         "precision": tts.bundle.precision,
         "steps": steps,
-        "tokens": [int(token) for token in tts.bundle.tokenizer(transcript + TEXT)],
+        "tokens": [int(token) for token in tts.bundle.tokenizer(transcript + text)],
     }
     arrays = {
         "noise": noise.numbers[: PATCHES * a.feat_dim * a.patch_size],
