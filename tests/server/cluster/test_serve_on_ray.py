@@ -20,7 +20,8 @@ from waiting import until
 Start = Callable[..., subprocess.Popen[str]]
 LONG = "one two three four five six seven. " * 8
 SHORT = "One two three."
-BODY = {"model": "tts-1", "input": LONG, "response_format": "pcm", "seed": 7}
+# A stream cannot repair what it has handed out, so with every word once a whole speech of a refrain may differ.
+BODY = {"model": "tts-1", "input": LONG, "response_format": "pcm", "seed": 7, "every_word": False}
 
 
 @pytest.fixture
@@ -54,7 +55,8 @@ def spoken_alone(bundle):
     """The expected samples of every response: those of a plain server."""
     with VoxCPM.from_bundle(bundle, threads=1) as tts:
         return {
-            text: pcm16(tts.generate(text, seed=7, retry_badcase=False)).tobytes() for text in (LONG, SHORT)
+            text: pcm16(tts.generate(text, seed=7, retry_badcase=False, every_word=False)).tobytes()
+            for text in (LONG, SHORT)
         }
 
 
@@ -168,7 +170,7 @@ def url(bundle, cluster, nodes, started, listening, tmp_path):
 
 
 def asked(text):
-    return {"json": {"model": "tts-1", "input": text, "response_format": "pcm", "seed": 7}, "timeout": 120}
+    return {"json": BODY | {"input": text}, "timeout": 120}
 
 
 def test_killed_node_loses_only_its_requests_and_its_replica_restarts_elsewhere(
