@@ -28,7 +28,8 @@ from voxcpm_runtime.speech.results import PlannedSegment
 Result = TypeVar("Result")
 
 _SHARED = (FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_STEP)
-"""Of different calls, that of the first of these is made first: so utterances meet at the DiT, which they call most."""
+"""The shared step models. While utterances wait with different calls, the earliest in this order is made first, so that
+all of them meet at the DiT, which they call most."""
 
 
 def spoken_together(
