@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from voxcpm_training import audio_vae
 from voxcpm_training.architecture import CONFIG
 from voxcpm_training.audio_vae import prior_loss
 from voxcpm_training.audio_vae_modules import AudioVAE, Normalisation
@@ -25,6 +26,24 @@ from voxcpm_training.training_loop import (
     restore_moments,
     weights_to_bytes,
 )
+
+
+def test_the_decoder_alone_continues_from_the_whole_audio_vaes_state(tmp_path):
+    def training(*arguments):
+        options = audio_vae.parser().parse_args([str(tmp_path), "-o", str(tmp_path), "--hours", "0", *arguments])
+        return audio_vae.AudioVAETraining(options, torch.device("cpu"))
+
+    whole = training()
+    for optimizer in (whole.optimizer, whole.judges_optimizer):
+        for parameter in optimizer.param_groups[0]["params"]:
+            optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg_sq": torch.ones_like(parameter)}
+    last = whole.vae.decoder.model[-2].bias
+    whole.optimizer.state[last]["exp_avg_sq"] *= 3
+    whole.save(Schedule(1, None, 0.0))
+    decoder = training("--decoder-only")
+    decoder.start_from(tmp_path / "start.pt")
+    moments = decoder.optimizer.state[decoder.vae.decoder.model[-2].bias]["exp_avg_sq"]
+    torch.testing.assert_close(moments, torch.full_like(moments, 3.0))
 
 
 @pytest.mark.parametrize("longest", [0.05, 1000.0])

@@ -85,7 +85,8 @@ class AudioVAETraining:
         state = torch.load(path, map_location=self.device, weights_only=True)
         self._start_from({name: tensor.float() for name, tensor in state["averaged"].items()})
         self.judges.load_state_dict(bytes_to_weights(state["judges"]))
-        restore_moments(self.optimizer, state["optimizer"])
+        # The decoder's parameters are the last ones, and all of those that --decoder-only trains.
+        restore_moments(self.optimizer, state["optimizer"][-len(self.trained) :])
         restore_moments(self.judges_optimizer, state["judges_optimizer"])
         self.step = state["step"]
 

@@ -1,7 +1,7 @@
 """Build the text corpus, from single words to 20 seconds: `python -m voxcpm_training.corpus`.
 
-Most of it is prose (the Brown corpus), in utterances of one or several sentences. Definitions, examples, sayings and
-computing dictionaries add vocabulary, exchanges add sequences of short sentences, word lists cover the whole lexicon,
+Most of it is prose (the Brown corpus, speeches), in utterances of one or several sentences. Definitions, examples,
+sayings and computing dictionaries add vocabulary, exchanges add sequences of short sentences, word lists cover the whole lexicon,
 and templates add text that must be spelled out: numbers, dates, amounts of money, addresses, acronyms. Every word must
 be in hibari's pronunciation lexicon, so that no pronunciation is guessed. A text that equals a held-out sentence, or
 shares five consecutive words with one, is dropped.
@@ -73,6 +73,13 @@ def brown(folder: Path) -> Iterator[list[str]]:
                 joined = " ".join(pair.rsplit("/", 1)[0] for pair in pairs)
                 sentences.append(re.sub(r"([.?!]) ;(?= |$)|([.?!]) [.?!](?= |$)", r"\1\2", joined))
         yield sentences
+
+
+def speeches(folder: Path) -> Iterator[list[str]]:
+    """Plain-text files of prose as lists of sentences."""
+    for path in sorted(folder.glob("*.txt")):
+        plain = " ".join(path.read_text(encoding="utf-8", errors="replace").split())
+        yield re.split(r"(?<=[.!?])\s+(?=[A-Z])", plain)
 
 
 def sayings(folder: Path) -> Iterator[list[str]]:
@@ -241,6 +248,7 @@ def main() -> None:
     parser.add_argument("--wordnet", type=Path, required=True, help="folder of data.noun, data.verb, …")
     parser.add_argument("--brown", type=Path, required=True, help="folder of ca01, ca02, …")
     parser.add_argument("--fortunes", type=Path, required=True, help="folder of Debian's fortunes")
+    parser.add_argument("--speeches", type=Path, required=True, help="folder of plain-text files")
     parser.add_argument(
         "--dictionaries", type=Path, nargs="*", default=[], help="dictd files: foldoc.dict.dz, …"
     )
@@ -267,6 +275,7 @@ def main() -> None:
     brief = [t for t in [*prose, *fortunes, *short[:700]] if len(t) < 60 and not re.search(r"[.?!] ", t)]
     parts = {
         "prose": prose,
+        "speeches": list(utterances(speeches(options.speeches), rng, known)),
         "exchanges": list(exchanges(brief, 12_000, rng)),
         "sayings": fortunes,
         "dictionaries": [
