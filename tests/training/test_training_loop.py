@@ -30,7 +30,9 @@ from voxcpm_training.training_loop import (
 
 def test_the_decoder_alone_continues_from_the_whole_audio_vaes_state(tmp_path):
     def training(*arguments):
-        options = audio_vae.parser().parse_args([str(tmp_path), "-o", str(tmp_path), "--hours", "0", *arguments])
+        options = audio_vae.parser().parse_args(
+            [str(tmp_path), "-o", str(tmp_path), "--hours", "0", *arguments]
+        )
         return audio_vae.AudioVAETraining(options, torch.device("cpu"))
 
     whole = training()

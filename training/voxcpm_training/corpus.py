@@ -1,10 +1,10 @@
 """Build the text corpus, from single words to 20 seconds: `python -m voxcpm_training.corpus`.
 
 Most of it is prose (the Brown corpus, speeches), in utterances of one or several sentences. Definitions, examples,
-sayings and computing dictionaries add vocabulary, exchanges add sequences of short sentences, word lists cover the whole lexicon,
-and templates add text that must be spelled out: numbers, dates, amounts of money, addresses, acronyms. Every word must
-be in hibari's pronunciation lexicon, so that no pronunciation is guessed. A text that equals a held-out sentence, or
-shares five consecutive words with one, is dropped.
+sayings and computing dictionaries add vocabulary, exchanges add sequences of short sentences, word lists cover the
+whole lexicon, and templates add text that must be spelled out: numbers, dates, amounts of money, addresses, acronyms.
+Every word must be in hibari's pronunciation lexicon, so that no pronunciation is guessed. A text that equals a held-out
+sentence, or shares five consecutive words with one, is dropped.
 """
 
 from __future__ import annotations
