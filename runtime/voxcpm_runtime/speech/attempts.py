@@ -126,7 +126,7 @@ def _follower(plan: Plan, utterance: Utterance) -> Follower | None:
         return None
     said = utterance.segment.said
     places = [place for _, place in plan.bundle.tokenizer.placed(said)]
-    return Follower(said, places, utterance.text) if places else None
+    return Follower(said, places, utterance.text, plan.options.min_len + 1) if places else None
 
 
 def _missed(spoken: list[Piece]) -> int:

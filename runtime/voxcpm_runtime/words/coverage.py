@@ -49,9 +49,10 @@ class Follower:
 
     said: the text as it is said. places: where its tokens begin in it. positions: those of the text in the sequence; it
     may have more tokens before those of `said`, such as a control, or fewer, as the first may be part of a transcript.
+    minimum: index of the first patch with which the speech may end.
     """
 
-    def __init__(self, said: str, places: Sequence[int], positions: slice) -> None:
+    def __init__(self, said: str, places: Sequence[int], positions: slice, minimum: int = 0) -> None:
         widths = [_WIDE_LETTER if re.match(f"[{WIDE}]", char) else 1.0 for char in said]
         letters = np.concatenate([[0.0], np.cumsum(widths)])
         last = max((at for at, char in enumerate(said) if char.isalnum()), default=0)
@@ -71,9 +72,10 @@ class Follower:
         self._costs[1:, -2] = 0.0  # The next token, however long this one is
         self._first = np.where(at - at[:1] <= _MAX_ADVANCE, 0.0, -_JUMP)
         self._rows: list[_Row] = []
-        self._jumps: dict[
-            int, int
-        ] = {}  # The first patch that may be out of order, by the one before which it shows
+        # The first patch that may be out of order, by the one before which it shows.
+        self._jumps: dict[int, int] = {}
+        self._minimum = minimum
+        self._final = -1  # Index of the patch that ends the speech whatever the stop head says
 
     def ends(self, stops: bool, attention: npt.NDArray[np.float32] | None) -> bool:
         """Whether the speech ends with the next patch. stops: whether the stop head says so.
@@ -82,10 +84,13 @@ class Follower:
         """
         if attention is not None and self._places:
             self._add(attention[:, self._positions].mean(axis=0))
+        if len(self._rows) == self._final:
+            return True
         if not stops or not self._rows:
             return stops
         last = self._rows[-1]
-        return self._arrived or len(self._rows) - last.advanced > _PATIENCE
+        arrived = int(last.scores.argmax()) >= self._end
+        return arrived or len(self._rows) - last.advanced > _PATIENCE
 
     def rewind(self, patches: int) -> None:
         """Forget all but the first patches; the attention of the last of them comes again."""
@@ -95,19 +100,30 @@ class Follower:
     def repair_from(self, patch: int, repairs: int, handed_out: int) -> int | None:
         """The patch from which to speak again, if a jump was noticed before this one; None if none can be repaired.
 
+        If all was said before the jump, the speech ends with that patch: most repairs would repeat words again.
         repairs: number of repairs so far. handed_out: number of patches that cannot be taken back.
         """
-        if patch not in self._jumps or repairs == len(_BACK):
+        jump = self._jumps.get(patch)
+        if jump is None:
             return None
-        again = max(self._jumps[patch] - _BACK[repairs], handed_out, 0)
-        return again if again < max(self._jumps[patch], 1) else None
+        if jump >= max(handed_out, self._minimum) and min(self.counts(jump), default=0) > 0:
+            self._final = jump
+            return jump
+        if repairs == len(_BACK):
+            return None
+        again = max(jump - _BACK[repairs], handed_out, 0)
+        return again if again < max(jump, 1) else None
 
-    def counts(self) -> list[int]:
-        """How many times each character of `said` is said (characters,), by the likeliest way; empty if unknown."""
-        if not self._rows:
+    def counts(self, patches: int | None = None) -> list[int]:
+        """How many times each character of `said` is said (characters,), by the likeliest way; empty if unknown.
+
+        patches: the number of patches that count. Default: all.
+        """
+        rows = self._rows[:patches]
+        if not rows:
             return []
-        way = [int(self._rows[-1].scores.argmax())]
-        for row in self._rows[:0:-1]:
+        way = [int(rows[-1].scores.argmax())]
+        for row in rows[:0:-1]:
             way.append(int(row.origins[way[-1]]))
         counts = np.zeros(len(self._said), int)
         edges = [*self._places, len(self._said)]
@@ -116,13 +132,8 @@ class Follower:
             if not 0 <= after - before <= _MAX_TOKENS or self._costs[after, before - after - 1] == -np.inf:
                 counts[begin : edges[before + 1]] += 1
                 begin = edges[after]
-        counts[begin : len(self._said) if self._arrived else edges[way[0] + 1]] += 1
+        counts[begin : len(self._said) if way[0] >= self._end else edges[way[0] + 1]] += 1
         return counts.tolist()
-
-    @property
-    def _arrived(self) -> bool:
-        """Whether the text's last word has been reached."""
-        return int(self._rows[-1].scores.argmax()) >= self._end
 
     def _add(self, row: npt.NDArray[np.float32]) -> None:
         likely = np.log(row / max(float(row.sum()), 1e-9) + _FLOOR)

@@ -69,15 +69,27 @@ def test_short_and_chinese_texts_end_where_their_last_word_is(text):
     assert follower.ends(stops=True, attention=rows(last, text=text)[0])
 
 
-def test_a_clause_that_is_said_again_counts_twice_and_is_repaired_from_before_the_jump():
+def test_a_clause_that_is_said_again_is_repaired_from_before_the_jump():
+    follower = follow(*range(0, 23, 3), 0, 3, 6)
+    # The jump is after patch 7, and noticed two patches later.
+    assert [follower.repair_from(patch, 0, 0) for patch in (10, 11, 12)] == [None, 6, None]
+    assert [follower.repair_from(11, repairs, 0) for repairs in range(5)] == [6, 4, 2, 0, None]
+    assert [follower.repair_from(11, 0, handed_out) for handed_out in (7, 8)] == [7, None]
+
+
+def test_speech_that_goes_on_after_its_last_word_ends_there():
     follower = follow(*range(0, 42, 3), 41, 24, 27, 30)
-    # The jump is after patch 14, and noticed two patches later.
-    assert [follower.repair_from(patch, 0, 0) for patch in (16, 17, 18, 19)] == [None, None, 13, None]
-    assert [follower.repair_from(18, repairs, 0) for repairs in range(5)] == [13, 11, 9, 7, None]
-    assert [follower.repair_from(18, 0, handed_out) for handed_out in (14, 15)] == [14, None]
-    for row in rows(33, 36, 39, 41):
-        follower.ends(stops=False, attention=row)
-    assert counted(follower) == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert [follower.repair_from(patch, 4, 0) for patch in (16, 17, 18, 19)] == [None, None, 15, None]
+    follower.rewind(15)
+    assert follower.ends(stops=False, attention=rows(41)[0])
+    assert counted(follower) == [1] * 8
+    # If it was handed out, or is too short for `min_len`, it is said again.
+    for minimum, handed_out in ((0, 16), (16, 0)):
+        follower = Follower(TEXT, range(len(TEXT)), slice(5, 5 + len(TEXT)), minimum)
+        for row in rows(*range(0, 42, 3), 41, 24, 27, 30, 33, 36, 39, 41):
+            assert not follower.ends(stops=False, attention=row)
+        assert follower.repair_from(18, 4, handed_out) is None
+        assert counted(follower) == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
 def test_equal_words_are_said_as_often_as_they_are_written():

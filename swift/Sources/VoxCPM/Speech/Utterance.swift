@@ -201,7 +201,7 @@ extension Utterance {
     /// What follows the text while it is spoken; nil without alignment heads, and if `Options.everyWord` is off.
     private func follower(_ plan: Plan) throws -> Follower? {
         guard plan.followsText, let places = try plan.tokenizer.placed(segment.said).places else { return nil }
-        return Follower(segment.said, places: places, positions: textPositions)
+        return Follower(segment.said, places: places, positions: textPositions, minimum: plan.options.minLen + 1)
     }
 
     private func hear(

@@ -42,12 +42,17 @@ struct Follower: Sendable {
     private let end: Int
     private var rows: [Row] = []
     private var jumps: [(patch: Int, seen: Int)] = []
+    private let minimum: Int
+    /// The patch that ends the speech whatever the stop head says.
+    private var final = -1
 
     /// - Parameters:
     ///   - said: the text as it is said.
     ///   - places: where its tokens begin in it.
     ///   - positions: those of the text in the sequence; it may have more tokens before those of `said`, or fewer.
-    init(_ said: String, places: [Int], positions: Range<Int>) {
+    ///   - minimum: index of the first patch with which the speech may end.
+    init(_ said: String, places: [Int], positions: Range<Int>, minimum: Int = 0) {
+        self.minimum = minimum
         let text = Array(said.unicodeScalars), count = min(places.count, positions.count)
         self.said = text
         self.places = Array(places.suffix(count))
@@ -74,8 +79,9 @@ struct Follower: Sendable {
                     / Double(attention.count)
             })
         }
+        if rows.count == final { return true }
         guard stops, let last = rows.last else { return stops }
-        return hasArrived || rows.count - last.advanced > patience
+        return last.best >= end || rows.count - last.advanced > patience
     }
 
     /// Forget all but the first patches; the attention of the last of them comes again.
@@ -86,17 +92,28 @@ struct Follower: Sendable {
 
     /// The patch from which to speak again, if a jump was noticed before this one; nil if none can be repaired.
     ///
+    /// If all was said before the jump, the speech ends with that patch.
+    ///
     /// - Parameters:
     ///   - repairs: number of repairs so far.
     ///   - handedOut: number of patches that cannot be taken back.
-    func repair(from patch: Int, repairs: Int, handedOut: Int) -> Int? {
-        guard let jump = jumps.first(where: { $0.seen == patch })?.patch, repairs < back.count else { return nil }
+    mutating func repair(from patch: Int, repairs: Int, handedOut: Int) -> Int? {
+        guard let jump = jumps.first(where: { $0.seen == patch })?.patch else { return nil }
+        if jump >= max(handedOut, minimum), let least = counts(jump).min(), least > 0 {
+            final = jump
+            return jump
+        }
+        guard repairs < back.count else { return nil }
         let again = max(jump - back[repairs], handedOut, 0)
         return again < max(jump, 1) ? again : nil
     }
 
     /// How many times each character of `said` is said, by the likeliest way; empty if unknown.
-    var counts: [Int] {
+    var counts: [Int] { counts(rows.count) }
+
+    /// The same of the first patches.
+    private func counts(_ patches: Int) -> [Int] {
+        let rows = rows.prefix(patches)
         guard let last = rows.last else { return [] }
         var way = [last.best]
         for row in rows.dropFirst().reversed() { way.append(row.origins[way[way.count - 1]]) }
@@ -107,12 +124,10 @@ struct Follower: Sendable {
             for place in begin..<max(begin, edges[before + 1]) { counts[place] += 1 }
             begin = edges[after]
         }
-        let stop = hasArrived ? said.count : edges[way[way.count - 1] + 1]
+        let stop = last.best >= end ? said.count : edges[way[way.count - 1] + 1]
         for place in begin..<max(begin, stop) { counts[place] += 1 }
         return counts
     }
-
-    private var hasArrived: Bool { rows.last.map { $0.best >= end } ?? false }
 
     private mutating func add(_ row: [Double]) {
         let sum = max(row.reduce(0, +), 1e-9), likely = row.map { log($0 / sum + floor) }, index = rows.count
