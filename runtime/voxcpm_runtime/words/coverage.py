@@ -32,6 +32,7 @@ _PATIENCE = 12
 # Patches before a jump from which each repair speaks again. From the jump itself, 2 of 64 repairs succeeded, as the
 # language model had decided by then; from 2, 4 and 8 patches before it 22, 26 and 30.
 _BACK = (2, 4, 6, 8)
+_TAIL = 2  # Patches in which the last sound ends, after the head has reached the text's last token
 
 
 class _Row(NamedTuple):
@@ -100,15 +101,17 @@ class Follower:
     def repair_from(self, patch: int, repairs: int, handed_out: int) -> int | None:
         """The patch from which to speak again, if a jump was noticed before this one; None if none can be repaired.
 
-        If all was said before the jump, the speech ends with that patch: most repairs would repeat words again.
+        If all was said before the jump, the speech ends with that patch or before: a repair would repeat words again.
         repairs: number of repairs so far. handed_out: number of patches that cannot be taken back.
         """
         jump = self._jumps.get(patch)
         if jump is None:
             return None
-        if jump >= max(handed_out, self._minimum) and min(self.counts(jump), default=0) > 0:
-            self._final = jump
-            return jump
+        fixed = max(handed_out, self._minimum)
+        if jump >= fixed and min(self.counts(jump), default=0) > 0:
+            tail = [at for at, token in enumerate(self._way(jump)) if token == len(self._places) - 1][_TAIL:]
+            self._final = max(fixed, min([*tail, jump]))
+            return self._final
         if repairs == len(_BACK):
             return None
         again = max(jump - _BACK[repairs], handed_out, 0)
@@ -119,21 +122,26 @@ class Follower:
 
         patches: the number of patches that count. Default: all.
         """
-        rows = self._rows[:patches]
-        if not rows:
+        way = self._way(patches)
+        if not way:
             return []
-        way = [int(rows[-1].scores.argmax())]
-        for row in rows[:0:-1]:
-            way.append(int(row.origins[way[-1]]))
         counts = np.zeros(len(self._said), int)
         edges = [*self._places, len(self._said)]
-        begin = 0 if self._first[way[-1]] == 0 else edges[way[-1]]
-        for before, after in pairwise(way[::-1]):
+        begin = 0 if self._first[way[0]] == 0 else edges[way[0]]
+        for before, after in pairwise(way):
             if not 0 <= after - before <= _MAX_TOKENS or self._costs[after, before - after - 1] == -np.inf:
                 counts[begin : edges[before + 1]] += 1
                 begin = edges[after]
-        counts[begin : len(self._said) if way[0] >= self._end else edges[way[0] + 1]] += 1
+        counts[begin : len(self._said) if way[-1] >= self._end else edges[way[-1] + 1]] += 1
         return counts.tolist()
+
+    def _way(self, patches: int | None) -> list[int]:
+        """The token of each of the first patches, by the likeliest way."""
+        rows = self._rows[:patches]
+        way = [int(row.scores.argmax()) for row in rows[-1:]]
+        for row in rows[:0:-1]:
+            way.append(int(row.origins[way[-1]]))
+        return way[::-1]
 
     def _add(self, row: npt.NDArray[np.float32]) -> None:
         likely = np.log(row / max(float(row.sum()), 1e-9) + _FLOOR)

@@ -83,6 +83,8 @@ def test_speech_that_goes_on_after_its_last_word_ends_there():
     follower.rewind(15)
     assert follower.ends(stops=False, attention=rows(41)[0])
     assert counted(follower) == [1] * 8
+    # A pause before the jump does not count: the next words may begin in it.
+    assert follow(*range(0, 42, 3), 41, 41, 41, 41, 41, 24, 27, 30).repair_from(22, 0, 0) == 16
     # If it was handed out, or is too short for `min_len`, it is said again.
     for minimum, handed_out in ((0, 16), (16, 0)):
         follower = Follower(TEXT, range(len(TEXT)), slice(5, 5 + len(TEXT)), minimum)

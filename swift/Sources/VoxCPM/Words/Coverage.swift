@@ -18,6 +18,8 @@ private let endLetters = 3.0
 private let patience = 12
 /// Patches before a jump from which each repair speaks again.
 private let back = [2, 4, 6, 8]
+/// Patches in which the last sound ends, after the head has reached the text's last token.
+private let tail = 2
 
 /// Follows the speech of one segment; patches are fed one after another.
 struct Follower: Sendable {
@@ -92,16 +94,18 @@ struct Follower: Sendable {
 
     /// The patch from which to speak again, if a jump was noticed before this one; nil if none can be repaired.
     ///
-    /// If all was said before the jump, the speech ends with that patch.
+    /// If all was said before the jump, the speech ends with that patch or before.
     ///
     /// - Parameters:
     ///   - repairs: number of repairs so far.
     ///   - handedOut: number of patches that cannot be taken back.
     mutating func repair(from patch: Int, repairs: Int, handedOut: Int) -> Int? {
         guard let jump = jumps.first(where: { $0.seen == patch })?.patch else { return nil }
-        if jump >= max(handedOut, minimum), let least = counts(jump).min(), least > 0 {
-            final = jump
-            return jump
+        let fixed = max(handedOut, minimum)
+        if jump >= fixed, let least = counts(jump).min(), least > 0 {
+            let ended = way(jump).enumerated().filter { $1 == places.count - 1 }.dropFirst(tail).first?.offset ?? jump
+            final = max(fixed, min(ended, jump))
+            return final
         }
         guard repairs < back.count else { return nil }
         let again = max(jump - back[repairs], handedOut, 0)
@@ -113,20 +117,26 @@ struct Follower: Sendable {
 
     /// The same of the first patches.
     private func counts(_ patches: Int) -> [Int] {
-        let rows = rows.prefix(patches)
-        guard let last = rows.last else { return [] }
-        var way = [last.best]
-        for row in rows.dropFirst().reversed() { way.append(row.origins[way[way.count - 1]]) }
-        way.reverse()
+        let way = way(patches)
+        guard let last = way.last else { return [] }
         let edges = places + [said.count]
         var counts = [Int](repeating: 0, count: said.count), begin = at[way[0]] - at[0] <= maxAdvance ? 0 : edges[way[0]]
         for (before, after) in zip(way, way.dropFirst()) where isJump(before, after) {
             for place in begin..<max(begin, edges[before + 1]) { counts[place] += 1 }
             begin = edges[after]
         }
-        let stop = last.best >= end ? said.count : edges[way[way.count - 1] + 1]
+        let stop = last >= end ? said.count : edges[last + 1]
         for place in begin..<max(begin, stop) { counts[place] += 1 }
         return counts
+    }
+
+    /// The token of each of the first patches, by the likeliest way.
+    private func way(_ patches: Int) -> [Int] {
+        let rows = rows.prefix(patches)
+        guard let last = rows.last else { return [] }
+        var way = [last.best]
+        for row in rows.dropFirst().reversed() { way.append(row.origins[way[way.count - 1]]) }
+        return way.reversed()
     }
 
     private mutating func add(_ row: [Double]) {
