@@ -108,7 +108,7 @@ class Follower:
         if jump is None:
             return None
         fixed = max(handed_out, self._minimum)
-        if jump >= fixed and min(self.counts(jump), default=0) > 0:
+        if self._final < 0 and jump >= fixed and min(self.counts(jump), default=0) > 0:
             tail = [at for at, token in enumerate(self._way(jump)) if token == len(self._places) - 1][_TAIL:]
             self._final = max(fixed, min([*tail, jump]))
             return self._final

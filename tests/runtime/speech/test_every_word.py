@@ -43,6 +43,20 @@ def test_speech_does_not_end_before_the_last_word_in_any_mode(tts):
     assert [word.said for segment in told for word in segment.words] == [1] * 8
 
 
+def test_a_stream_that_says_its_last_clause_again_ends_before_it(tts):
+    text, given = "She laughed out loud. Everyone turned around.", {"voice": "river", "seed": 104}
+    said = []
+    streamed = np.concatenate(list(tts.generate_streaming(text, on_words=said.extend, **given)))
+    # "Everyone turned around" twice would take 3.8 s.
+    assert len(streamed) < 3 * tts.sample_rate
+    assert [word.said for word in said] == [1] * 7
+    np.testing.assert_array_equal(tts.generate(text, **given), streamed)
+    # A minimum length is kept, though it makes the model go on.
+    with pytest.warns(WordsWarning, match="said again"):
+        longer = tts.speak(text, min_len=19, retry_badcase=False, **given)
+    assert len(longer.latents) >= 21
+
+
 def test_samples_are_the_same_where_nothing_is_skipped_or_repeated(tts):
     for seed in range(4):
         followed, not_followed = (

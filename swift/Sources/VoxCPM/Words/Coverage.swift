@@ -102,7 +102,7 @@ struct Follower: Sendable {
     mutating func repair(from patch: Int, repairs: Int, handedOut: Int) -> Int? {
         guard let jump = jumps.first(where: { $0.seen == patch })?.patch else { return nil }
         let fixed = max(handedOut, minimum)
-        if jump >= fixed, let least = counts(jump).min(), least > 0 {
+        if final < 0, jump >= fixed, let least = counts(jump).min(), least > 0 {
             let ended = way(jump).enumerated().filter { $1 == places.count - 1 }.dropFirst(tail).first?.offset ?? jump
             final = max(fixed, min(ended, jump))
             return final
