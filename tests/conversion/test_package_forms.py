@@ -238,10 +238,10 @@ def test_stacked_states_are_two_a_package_and_written_once_a_call(phone_bundle, 
                 kinds = [operation.kind for operation in program.operations]
                 assert kinds.count("read_state") == kinds.count("write_state") == len(program.states) == 2
             stacks[part.name] = {state.name: state.fixed_shape for state in program.states}
-    three, two = (3, 2, 256, 64), (2, 2, 256, 64)
+    four, three, two = ((layers, 2, 256, 64) for layers in (4, 3, 2))
     assert stacks == {
         "base_lm_step_1": {"k_caches_00": three, "v_caches_00": three},
-        "base_lm_step_2": {"k_caches_03": three, "v_caches_03": three},
+        "base_lm_step_2": {"k_caches_03": four, "v_caches_03": four},
         "residual_lm_step": {"k_caches_00": two, "v_caches_00": two},
     }
 

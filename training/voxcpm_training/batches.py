@@ -101,7 +101,7 @@ class Sampler:
 
     def _items(self) -> tuple[Ints, Ints]:
         """Utterance indices (first, second) of singles and pairs; second is -1 for a single."""
-        order = self._rng.permutation(np.nonzero(self._u.kept)[0])
+        order = self._rng.permutation(len(self._u.frames))
         cut = int(len(order) * self._paired)
         pairable, singles = order[:cut], order[cut:]
         pairable = pairable[np.argsort(self._u.speaker[pairable], kind="stable")]

@@ -18,7 +18,7 @@ from torch import Tensor
 from voxcpm_training.architecture import CONFIG, HOP
 from voxcpm_training.audio_vae_modules import AudioVAE
 from voxcpm_training.earlier_weights import audio_vae_weights
-from voxcpm_training.speech import finished_shards, keep_path
+from voxcpm_training.speech import finished_shards
 
 _STEP = 1 / 24
 """The step of the 8-bit values. Latents have unit variance: five standard deviations fit, the error is a hundredth."""
@@ -67,8 +67,6 @@ def encode_shard(vae: AudioVAE, path: Path, out: Path, device: torch.device) -> 
     with np.load(path) as shard:
         columns = {name: shard[name] for name in shard.files if name != "audio"}
         audio = torch.from_numpy(shard["audio"]).to(device)
-    kept = keep_path(path)
-    columns["kept"] = np.load(kept) if kept.exists() else np.ones(len(columns["samples"]), np.bool_)
     columns["latents"] = encode(vae, columns["samples"].astype(np.int64), audio).cpu().numpy()
     part = out.with_suffix(".part.npz")
     np.savez(part, **columns)

@@ -19,11 +19,6 @@ def finished_shards(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("shard-*.npz") if not path.name.endswith(".part.npz"))
 
 
-def keep_path(shard: Path) -> Path:
-    """Path of a shard's filter result: a bool per utterance, whether a recogniser understood it."""
-    return shard.with_suffix(".keep.npy")
-
-
 class Signal:
     """All speech so far, up to `hours`, as one int16 tensor on the device; shards may appear during training."""
 
@@ -68,8 +63,6 @@ class Utterances:
     """Number of latent frames per utterance."""
     speaker: npt.NDArray[np.uint16]
     """Index in `voices.SPEAKERS` for each utterance."""
-    kept: npt.NDArray[np.bool_]
-    """Whether a recogniser understood the utterance; True if it was not judged."""
 
     @classmethod
     def of_shards(cls, paths: list[Path]) -> Utterances:
@@ -77,11 +70,11 @@ class Utterances:
         columns: dict[str, list[npt.NDArray[Any]]] = {}
         for path in paths:
             with np.load(path) as shard:
-                for name in ("text", "characters", "phones", "samples", "speaker", "kept"):
+                for name in ("text", "characters", "phones", "samples", "speaker"):
                     columns.setdefault(name, []).append(shard[name])
         joined = {name: np.concatenate(parts) for name, parts in columns.items()}
         return cls(
             text=joined["text"].astype(np.uint8), characters=joined["characters"].astype(np.int64),
             phones=joined["phones"].astype(np.uint8), frames=joined["samples"].astype(np.int64) // HOP,
-            speaker=joined["speaker"].astype(np.uint16), kept=joined["kept"],
+            speaker=joined["speaker"].astype(np.uint16),
         )  # fmt: skip

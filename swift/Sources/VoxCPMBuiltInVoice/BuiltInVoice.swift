@@ -4,7 +4,7 @@ import VoxCPM
 private let resources = Bundle.module.resourceURL ?? Bundle.module.bundleURL
 
 extension BundleSource {
-    /// The bundle of the built-in voice, 15 MB of resources of this product. It speaks English, offline.
+    /// The bundle of the built-in voice, 34 MB of resources of this product. It speaks English, offline.
     public static var builtInVoice: BundleSource { .folder(resources) }
 }
 

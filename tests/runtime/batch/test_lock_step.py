@@ -20,10 +20,10 @@ from voxcpm_runtime.speech.saved_segments import SavedSegments
 # Speech that is cut lacks words.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-AGAIN = "It is raining again. Please close the window."
+LEFT_OUT = "It was the last day of the week. Nobody said a word about it."
 UTTERANCES: dict[str, dict[str, Any]] = {
-    "repaired": {"text": AGAIN, "voice": "daniel", "seed": 2, "retry_badcase": False},
-    "retried": {"text": "Hello there, my friend. How are you today?", "voice": "emma", "seed": 0},
+    "repaired": {"text": LEFT_OUT, "voice": "liam", "seed": 1, "retry_badcase": False},
+    "retried": {"text": "Snow fell all night. The roads are white.", "voice": "fenrir", "seed": 1},
     "another number of steps": {"text": "One.", "voice": "emma", "seed": 5, "inference_timesteps": 6},
     "without a voice": {"text": "Two, three.", "zero_shot": True, "seed": 6, "temperature": 0.8},
     "two segments": {"text": "Four, five, six. Seven, eight.", "segment_tokens": 24, "seed": 7},
@@ -55,7 +55,7 @@ def test_each_has_the_samples_that_it_has_alone(tts: VoxCPM, monkeypatch: pytest
     for name, expected in alone.items():
         assert_same(together[name], expected)
     not_repaired = tts.speak(**UTTERANCES["repaired"], every_word=False)
-    assert len(not_repaired.latents) > len(alone["repaired"].latents)
+    assert len(not_repaired.latents) < len(alone["repaired"].latents)
     if tts.bundle.precision == "int8":  # in fp16 nothing is cut
         assert alone["retried"].attempts == 2
     assert len(alone["two segments"].segments) == 2
