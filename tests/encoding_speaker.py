@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.session.session import AudioChunk, Session
 from voxcpm_runtime.speech.request import Cancelled, CancelToken
 from voxcpm_runtime.speech.results import Piece
+from voxcpm_runtime.speech.session import AudioChunk, Session
 from voxcpm_runtime.text.segments import Segment
 
 RATE = 1000

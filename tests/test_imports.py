@@ -112,11 +112,11 @@ def test_server_uses_only_public_names_of_the_runtime():
 
 
 ROOMS = (
-    *("storage", "argument_types", "options", "text", "english", "audio", "words", "bundle", "backends"),
-    *("model", "voices", "markup", "speech", "batch", "session", "voxcpm", "commands", "doctor"),
+    *("storage", "argument_types", "options", "text", "audio", "words", "bundle", "backends"),
+    *("model", "voices", "speech", "batch", "voxcpm", "commands", "doctor"),
 )
 OPTIONAL_ROOMS = tuple(
-    f"voxcpm_runtime.{room}" for room in ("backends.core_ai", "batch", "english", "markup")
+    f"voxcpm_runtime.{room}" for room in ("backends.core_ai", "batch", "text.english", "speech.markup")
 )
 
 

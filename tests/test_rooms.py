@@ -19,15 +19,15 @@ ROOMS = {
     ],
     "runtime/voxcpm_runtime/batch": ["runtime/batch"],
     "runtime/voxcpm_runtime/doctor": ["runtime/doctor"],
-    "runtime/voxcpm_runtime/english": [
-        "runtime/english",
+    "runtime/voxcpm_runtime/text/english": [
+        "runtime/text/english",
         "runtime/text/test_text_normalization.py",
         "runtime/speech/test_expected_length.py",
         "runtime/speech/test_modes.py",
         "runtime/speech/test_plan.py",
     ],
-    "runtime/voxcpm_runtime/markup": [
-        "runtime/markup",
+    "runtime/voxcpm_runtime/speech/markup": [
+        "runtime/speech/markup",
         "runtime/speech/test_modes.py",
         "server/api/test_requests.py",
     ],
@@ -81,7 +81,7 @@ with TestClient(create_app(VoxCPM.from_bundle(threads=1)), base_url="http://loca
     assert answer.status_code == 200 and len(answer.content) > 10_000, answer.text
     assert client.get("/about").status_code == 200
 """
-FEW_TESTS = ("test_imports.py", "runtime/text", "runtime/session")
+FEW_TESTS = ("test_imports.py", "runtime/text", "runtime/speech/test_session.py")
 MORE_TESTS = ("runtime/speech", "runtime/voices")
 SERVERS_TESTS = ("server/api", "server/streams", "server/speech")
 """Tests that disable jobs, and so need that room."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from voxcpm_constants.errors import BundleError, InputError, VoxCPMError
     from voxcpm_runtime.options import GenerationOptions
-    from voxcpm_runtime.session.session import AudioChunk, Session
     from voxcpm_runtime.speech.plan import Plan
     from voxcpm_runtime.speech.request import Cancelled, CancelToken
     from voxcpm_runtime.speech.results import Progress, Speech, SuspiciousWarning
+    from voxcpm_runtime.speech.session import AudioChunk, Session
     from voxcpm_runtime.voices.store import VoiceStore
     from voxcpm_runtime.voices.voice import Voice
     from voxcpm_runtime.voxcpm import VoxCPM
@@ -49,7 +49,7 @@ _MODULES = (
     "voxcpm_runtime.voices.voice",
     "voxcpm_runtime.voices.store",
     "voxcpm_runtime.speech.plan",
-    "voxcpm_runtime.session.session",
+    "voxcpm_runtime.speech.session",
     "voxcpm_runtime.voxcpm",
 )
 

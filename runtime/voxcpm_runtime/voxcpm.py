@@ -19,12 +19,12 @@ from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import check_device, pretrained_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import named_options
-from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech.gathering import SpeechBuilder
 from voxcpm_runtime.speech.plan import SPEAKING, Plan
 from voxcpm_runtime.speech.planning import plan, read
 from voxcpm_runtime.speech.request import AnyRequest, CancelToken, Keywords, Request, request_of
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Speech
+from voxcpm_runtime.speech.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech.splitting import split_first_sentence, split_sentence
 from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, checked_chunking, chunked, stream
 from voxcpm_runtime.storage.process_memory import return_freed_memory

@@ -29,8 +29,8 @@ from voxcpm_runtime.backends.portable.lowering import lower
 from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_package, read_specification
 from voxcpm_runtime.bundle.opening import _check_declaration, choose_precision
 from voxcpm_runtime.commands.batch_lines import Failure, read_lines
-from voxcpm_runtime.english.reading import read_aloud
 from voxcpm_runtime.speech.request import Request
+from voxcpm_runtime.text.english.reading import read_aloud
 from voxcpm_runtime.text.normalization import said_text, spelled
 from voxcpm_runtime.text.segments import each_segment
 from voxcpm_runtime.text.sentences import each_sentence

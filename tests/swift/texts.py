@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.english import conventions, numbers, reading, words
-from voxcpm_runtime.markup.parsing import spoken_parts
+from voxcpm_runtime.speech.markup.parsing import spoken_parts
 from voxcpm_runtime.text import normalization
 from voxcpm_runtime.text.control import ControlledCutter, described, leading_control, without_control
+from voxcpm_runtime.text.english import conventions, numbers, reading, words
 from voxcpm_runtime.text.languages import may_be_english
 from voxcpm_runtime.text.lexicon import pronounced
 from voxcpm_runtime.text.normalization import (

@@ -17,7 +17,7 @@ from voxcpm_runtime.voices.recordings import UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
 
 if TYPE_CHECKING:
-    from voxcpm_runtime.markup.parsing import Part
+    from voxcpm_runtime.speech.markup.parsing import Part
 
 
 SPEAKING: ContextVar[Plan] = ContextVar("SPEAKING")

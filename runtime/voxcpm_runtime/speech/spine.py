@@ -49,7 +49,7 @@ from voxcpm_runtime.voices.voice import Voice
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from voxcpm_runtime.markup.parsing import Part
+    from voxcpm_runtime.speech.markup.parsing import Part
 
 
 def tokenised(plan: Plan, segment: Segment, anchored: str = "", continued: int = 0) -> PlannedSegment:

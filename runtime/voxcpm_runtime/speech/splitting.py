@@ -16,7 +16,7 @@ from voxcpm_runtime.text.lexicon import pronunciation
 from voxcpm_runtime.text.segments import Segment, each_segment, one_segment
 
 if TYPE_CHECKING:
-    from voxcpm_runtime.markup.parsing import Part
+    from voxcpm_runtime.speech.markup.parsing import Part
 
 
 def split(plan: Plan, text: str, *, more: bool = False) -> Iterator[Segment]:
@@ -66,7 +66,7 @@ def split_marked_up(plan: Plan) -> Iterator[Segment]:
 def parts_of(text: str, request: Request) -> tuple[Part, ...]:
     """The parts of a text with markup. Raises InputError, with the place, for what is not markup."""
     try:
-        from voxcpm_runtime.markup.parsing import spoken_parts, stored_voice
+        from voxcpm_runtime.speech.markup.parsing import spoken_parts, stored_voice
     except ImportError as error:
         raise MissingExtraError(f"markup needs {error.name}: reinstall voxcpm-coreml") from None
     speed = request.options.speed

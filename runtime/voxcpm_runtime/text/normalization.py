@@ -1,9 +1,9 @@
 """Text normalization: from written text to spoken words.
 
 With `normalize`, numbers, dates, money and symbols become words, and markup and emoji are removed. As in upstream
-(`utils/text_normalize.py`), a text with a Chinese character is Chinese, and any other is English. English is read by
-`voxcpm_runtime.english`, Chinese by wetext. In Chinese the result equals upstream's, except where upstream fails or
-adds words: every quotation mark becomes " or ', wetext's backslashes are removed, full-width letters and numbers with
+(`utils/text_normalize.py`), a text with a Chinese character is Chinese, and any other is English. The package
+`english` reads English, wetext Chinese. In Chinese the result equals upstream's, except where upstream fails or adds
+words: every quotation mark becomes " or ', wetext's backslashes are removed, full-width letters and numbers with
 punctuation inside become ASCII, a composed emoji is removed completely, and `1 < 2 and 3 > 2` is not parsed as a tag.
 
 A vocabulary of letters, such as the built-in voice's, needs everything in words: `spelled`. Published vocabularies have
@@ -141,7 +141,7 @@ def normalized(text: str, *, letters_only: bool = False) -> str:
         return _read_chinese(plain)
     if (read_aloud := english_reader()) is None:
         raise MissingExtraError(
-            "normalize of English text needs voxcpm_runtime.english, which was removed from this installation; "
+            "normalize of English text needs voxcpm_runtime.text.english, which was removed from this installation; "
             "reinstall voxcpm-coreml"
         )
     # NFKC: full-width letters are Latin.
@@ -240,7 +240,7 @@ def continued_transcript(said: str, tokenizer: TextTokenizer) -> str:
 def english_reader() -> Callable[..., str] | None:
     """`english.reading.read_aloud`; None if that optional package was deleted."""
     try:
-        from voxcpm_runtime.english.reading import read_aloud
+        from voxcpm_runtime.text.english.reading import read_aloud
     except ImportError:
         return None
     return read_aloud

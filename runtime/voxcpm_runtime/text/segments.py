@@ -38,7 +38,7 @@ class Segment(NamedTuple):
     """What to say. From `each_segment` it is stripped and has at least one letter or digit."""
     ends_paragraph: bool  # Whether a blank line follows
     part: Any = None
-    """The part of a text with markup that it belongs to (`voxcpm_runtime.markup.parsing.Part`)."""
+    """The part of a text with markup that it belongs to (`voxcpm_runtime.speech.markup.parsing.Part`)."""
     place: tuple[int, int] = (0, 0)  # Its characters in what is said of that part
     followed: bool | None = None
     """Whether another segment follows; None if unknown, as in a session."""

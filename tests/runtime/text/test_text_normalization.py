@@ -1,7 +1,7 @@
 """Vocabularies of letters, and differences from upstream in Chinese.
 
 `tests/validation/test_text_normalization.py` compares with upstream's results.
-Readings of English are in `tests/runtime/english/data/english_readings.tsv`.
+Readings of English are in `tests/runtime/text/english/data/english_readings.tsv`.
 """
 
 import sys
@@ -101,8 +101,8 @@ def test_missing_chinese_package_names_the_extra(monkeypatch, module):
 
 
 def test_missing_english_package_is_a_one_line_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, "voxcpm_runtime.english.reading", None)
-    with pytest.raises(MissingExtraError, match=r"needs voxcpm_runtime\.english"):
+    monkeypatch.setitem(sys.modules, "voxcpm_runtime.text.english.reading", None)
+    with pytest.raises(MissingExtraError, match=r"needs voxcpm_runtime\.text\.english"):
         normalized("It is 5 o'clock.")
     assert normalized("现在5点。") == "现在五点。"
 

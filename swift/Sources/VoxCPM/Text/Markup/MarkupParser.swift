@@ -1,4 +1,4 @@
-// Marked-up text in parts, as in runtime/voxcpm_runtime/markup/parsing.py.
+// Marked-up text in parts, as in runtime/voxcpm_runtime/speech/markup/parsing.py.
 
 import Foundation
 #if canImport(FoundationXML)

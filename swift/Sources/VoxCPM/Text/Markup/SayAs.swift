@@ -1,4 +1,4 @@
-// What <say-as> says, in English words, as in runtime/voxcpm_runtime/markup/parsing.py.
+// What <say-as> says, in English words, as in runtime/voxcpm_runtime/speech/markup/parsing.py.
 
 import Foundation
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.markup.parsing import spoken_parts
+from voxcpm_runtime.speech.markup.parsing import spoken_parts
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 PARAGRAPH = 0.6
-TABLES = json.loads((Path(__file__).parents[2] / "marked_up_texts.json").read_text(encoding="utf-8"))
+TABLES = json.loads((Path(__file__).parents[3] / "marked_up_texts.json").read_text(encoding="utf-8"))
 
 
 def parts(text):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from voxcpm_runtime.english.numbers import DAYS, month_name
-from voxcpm_runtime.english.vocabulary import (
+from voxcpm_runtime.text.english.numbers import DAYS, month_name
+from voxcpm_runtime.text.english.vocabulary import (
     any_of,
     cardinal,
     digit_names,

@@ -7,8 +7,8 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from voxcpm_runtime.english.numbers import DAYS, month_name
-from voxcpm_runtime.english.vocabulary import (
+from voxcpm_runtime.text.english.numbers import DAYS, month_name
+from voxcpm_runtime.text.english.vocabulary import (
     any_of,
     cardinal,
     digit_names,

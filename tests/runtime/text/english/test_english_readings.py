@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from voxcpm_runtime.english.reading import read_aloud
+from voxcpm_runtime.text.english.reading import read_aloud
 from voxcpm_runtime.text.normalization import continued_transcript, said_text, spelled, spelled_transcript
 
 READINGS = Path(__file__).with_name("data") / "english_readings.tsv"

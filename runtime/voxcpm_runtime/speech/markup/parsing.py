@@ -18,7 +18,7 @@ from defusedxml.sax import make_parser
 from voxcpm_constants.bounds import MAX_SPEED, MIN_SPEED
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.user_folders import DEFAULT_VOICE
-from voxcpm_runtime.markup.source import HERE, MarkupSource
+from voxcpm_runtime.speech.markup.source import HERE, MarkupSource
 from voxcpm_runtime.text.normalization import normalized
 from voxcpm_runtime.text.segments import has_words
 from voxcpm_runtime.voices.store import VoiceStore

@@ -12,9 +12,9 @@ import re
 import unicodedata
 from functools import partial
 
-from voxcpm_runtime.english.conventions import conventions
-from voxcpm_runtime.english.numbers import YEARS, dates, numbers, quantities
-from voxcpm_runtime.english.vocabulary import (
+from voxcpm_runtime.text.english.conventions import conventions
+from voxcpm_runtime.text.english.numbers import YEARS, dates, numbers, quantities
+from voxcpm_runtime.text.english.vocabulary import (
     BY_LETTER,
     WORDS_IN_CAPITALS,
     has_vowel,
@@ -24,7 +24,13 @@ from voxcpm_runtime.english.vocabulary import (
     table_pairs,
     table_words,
 )
-from voxcpm_runtime.english.words import NUMERAL_SIGNS, ROMAN_NUMERALS, abbreviations, addresses, list_markers
+from voxcpm_runtime.text.english.words import (
+    NUMERAL_SIGNS,
+    ROMAN_NUMERALS,
+    abbreviations,
+    addresses,
+    list_markers,
+)
 from voxcpm_runtime.text.substitution import Substitution, rules, substituted
 
 _PLAIN = str.maketrans(

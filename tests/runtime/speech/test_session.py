@@ -13,8 +13,8 @@ import pytest
 
 from encoding_speaker import RATE, SPOKEN, TEXT, Speaker, as_tuple, heard, spoken
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.session import session as session_module
-from voxcpm_runtime.session.session import Session
+from voxcpm_runtime.speech import session as session_module
+from voxcpm_runtime.speech.session import Session
 from waiting import until
 
 
@@ -350,8 +350,8 @@ def test_text_pushed_while_the_turn_is_released_is_spoken():
 
 NARRATE = """
 import threading
-from voxcpm_runtime.session import session as session_module
-from voxcpm_runtime.session.session import Session
+from voxcpm_runtime.speech import session as session_module
+from voxcpm_runtime.speech.session import Session
 def narrate(segments, *, cancel):
     for _ in segments:
         yield from ()

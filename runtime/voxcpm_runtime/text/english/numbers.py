@@ -6,7 +6,7 @@ import itertools
 import re
 from functools import partial
 
-from voxcpm_runtime.english.vocabulary import (
+from voxcpm_runtime.text.english.vocabulary import (
     any_of,
     cardinal,
     decimal,

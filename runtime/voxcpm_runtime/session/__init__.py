@@ -1,1 +1,0 @@
-"""Sessions, which speak text while it is being written."""
