@@ -147,8 +147,9 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
         )
     if is_built_in:
         voice = built_in_voices()["heart"]
-        # Few patches: the stand-in copies its caches of 1024 positions at each call.
-        few = {"max_len": 3, "min_len": 1}
+        # In int8 these weights multiply a last bit: Python against itself differs by 0.16 in the first patch and 0.7 in
+        # the third.
+        few = {"max_len": 1, "min_len": 1}
         cases = {"zero": (SHORT, None, few), "continued": (SHORT, voice, few), "voiced": (PROSE, voice, few)}
     if not is_built_in:
         cases = {name: (text, voice, {**o, "every_word": False}) for name, (text, voice, o) in cases.items()}

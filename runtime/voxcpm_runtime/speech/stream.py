@@ -31,10 +31,11 @@ from voxcpm_runtime.text.control import without_control
 from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice, VoiceHeader
 
-DEFAULT_CHUNK_PATCHES = 5
+# A sentence left out at the beginning shows at the sixth patch, and is repaired if the first chunk is still held.
+DEFAULT_CHUNK_PATCHES = 6
 # Patches of a stream that are handed out at once, and then held back: a jump is noticed three patches later, and
 # repaired from two before it.
-_AT_ONCE, _MAX_HELD = DEFAULT_CHUNK_PATCHES, 5
+_AT_ONCE, _MAX_HELD = 5, 5
 
 
 def stream(

@@ -78,3 +78,6 @@ func relativeError(_ found: [Float], _ expected: [Float]) -> Double {
 /// move a whole step: Python against itself, with every input moved by at most one ulp, has errors of up to 0.026 in
 /// int8 and 0.05 in int4. Core ML also has caches in float16 where Python has float32.
 let maxErrors: [String: Double] = ["fp32": 1e-4, "fp16": 0.006, "int8": 0.045, "int4": 0.063]
+
+/// The same for the built-in voice's first patch in int8, where Python against itself has up to 0.16.
+let maxErrorOfTrainedWeights = 0.25
