@@ -222,19 +222,30 @@ extension Utterance {
     }
 
     /// The words of a complete attempt, with their times in the whole speech.
+    ///
+    /// If a limit ended it, and there is no attention to tell its last word, only those that fit.
     private func words(_ attempt: Attempt, _ plan: Plan) throws -> [TimedWord] {
         let a = plan.manifest.architecture, said = segment.said, heads = plan.manifest.sizes.alignment
         let silences = Silences(attempt.samples, sampleRate: a.outputSampleRate)
-        var times = pauseTimes(said, silences), method = TimedWord.Method.pauses
+        let seconds = Double(attempt.samples.count) / Double(a.outputSampleRate)
+        let letters = said.unicodeScalars, isKnown = attempt.stopped || !attempt.counts.isEmpty
+        let expected = isKnown ? nil : length.seconds
+        let share = expected.map { min(1, seconds / $0) } ?? 1
+        let reached = Int((Double(letters.count) * share).rounded(.toNearestOrEven)), rest = letters.count - reached
+        var times = pauseTimes(String(String.UnicodeScalarView(letters.prefix(reached))), silences)
+        var method = TimedWord.Method.pauses
+        times += [Double](repeating: seconds, count: rest)
         if !attempt.attention.isEmpty, let places = try plan.tokenizer.placed(said).places {
             times = attentionTimes(
                 said, places: places, rows: attempt.attention, shifts: heads.map(\.shift),
                 patchSeconds: a.patchSeconds, silences)
             method = .attention
         }
+        let fitting = [Int](repeating: 1, count: reached) + [Int](repeating: 0, count: rest)
         return timedWords(
-            segment.text, said: said, times: times, start: start, method: method, counts: attempt.counts,
-            offset: offset)
+            segment.text, said: said, times: times, start: start, method: method,
+            counts: expected == nil ? attempt.counts : fitting, offset: offset
+        ).filter { $0.said > 0 || expected == nil }
     }
 
     /// The part of the attention that is to the text's tokens, not to the transcript before or to audio.
