@@ -1,4 +1,5 @@
-// Markup as XML, as in runtime/voxcpm_runtime/speech/markup/source.py: errors name the place in the text as it was written.
+// Markup as XML, as in runtime/voxcpm_runtime/speech/markup/source.py: errors name the place in the text as it was
+// written.
 
 import Foundation
 
