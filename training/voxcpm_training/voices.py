@@ -80,7 +80,7 @@ def _speakers() -> tuple[Speaker, ...]:
     voices, shares = tuple(_VOICES), np.array(list(_VOICES.values())) / sum(_VOICES.values())
 
     def pitch() -> float:
-        return round(float(np.exp(rng.uniform(-0.15, 0.14))), 3)
+        return round(float(np.exp(rng.uniform(-0.24, 0.14))), 3)
 
     found: list[tuple[tuple[str, ...], tuple[float, ...], float, float]]
     found = [((voice,), (1.0,), 1.0, _SHARES[0] * share) for voice, share in zip(voices, shares, strict=True)]
