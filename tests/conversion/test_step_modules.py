@@ -61,27 +61,6 @@ def _assert_close(ours, upstream):
     torch.testing.assert_close(ours, upstream, rtol=0, atol=TOLERANCE)
 
 
-def test_chunked_audio_vae_equals_upstream(pair):
-    a, vae = pair.architecture, pair.upstream.audio_vae
-    audio, latents = (
-        0.2 * pair.noise(1, 1, 6 * a.patch_input_samples),
-        pair.noise(1, a.feat_dim, 6 * a.patch_size),
-    )
-    for name, given, lengths, expected in (
-        (names.AUDIO_VAE_ENCODER, audio, [n * a.patch_input_samples for n in (1, 3, 2)],
-         vae.encode(audio, a.input_sample_rate)),
-        (names.AUDIO_VAE_DECODER, latents, a.patch_size, vae.decode(latents)),
-    ):  # fmt: skip
-        results = pair.stream(name, [(chunk,) for chunk in given.split(lengths, dim=-1)], 1)
-        _assert_close(torch.cat([result[0] for result in results], dim=-1), expected)
-
-
-def test_feat_encoder(pair):
-    patches = pair.noise(1, 5, pair.architecture.patch_size, pair.architecture.feat_dim)
-    expected = pair.upstream.enc_to_lm_proj(pair.upstream.feat_encoder(patches))
-    _assert_close(pair.step(names.FEAT_ENCODER)(patches), expected)
-
-
 def _in_chunks(embeddings):
     position, calls = 0, []
     for chunk in embeddings.split([16, 1, 1, 2], dim=1):
@@ -114,17 +93,6 @@ def test_padding_after_a_chunk_is_overwritten_before_it_is_attended(pair):
     results = pair.stream(names.RESIDUAL_LM_STEP, calls, 1)
     expected, _ = pair.upstream.residual_lm(inputs_embeds=embeddings, is_causal=True)
     _assert_close(torch.cat([results[0][0][:, :4], results[1][0], results[2][0]], dim=1), expected)
-
-
-@pytest.mark.parametrize("t", [0.0, 0.37, 1.0])
-def test_locdit(pair, t):
-    a = pair.architecture
-    x, cond = pair.noise(2, a.feat_dim, a.patch_size), pair.noise(2, a.feat_dim, a.patch_size)
-    mu, times, deltas = pair.noise(2, a.mu_size), torch.full((2,), t), torch.zeros(2)
-    estimator = pair.upstream.feat_decoder.estimator
-    embedded = (estimator.time_embeddings(given) for given in (times, deltas))
-    velocity = pair.step(names.LOCDIT_STEP)(x, mu, next(embedded), cond, next(embedded))
-    _assert_close(velocity, estimator(x, mu, times, cond, deltas))
 
 
 @pytest.mark.parametrize(
