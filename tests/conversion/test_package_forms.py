@@ -5,12 +5,14 @@ from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.manifest import MODEL_CARD_FILE, Manifest, package_path
 from voxcpm_constants.step_models import StepSizes
+from voxcpm_constants.vectors import read_vectors
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.recipes import base_lm_parts
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.backends.portable.package import read_package
 from voxcpm_runtime.commands import cli
+from voxcpm_runtime.doctor.worker import FLOORS, compare
 from voxcpm_runtime.model.flow_matching import solve, solve_at_once
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.lint.bundle import lint_bundle
@@ -232,6 +234,18 @@ def test_speech_of_states_equals_the_macos_14_bundle(request, bundle, macos_14, 
     )
     np.testing.assert_array_equal(ours.latents, theirs.latents)
     np.testing.assert_array_equal(ours.audio, theirs.audio)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("name", LM_STEPS)
+def test_stacked_states_agree_with_the_test_vectors(phone_bundle, name, precision):
+    """At either end of the caches."""
+    manifest = Manifest.read(phone_bundle)
+    declared, sizes = manifest.step_models[name], manifest.sizes
+    found = compare(
+        _step(phone_bundle, precision, name), declared, sizes, read_vectors(phone_bundle, declared, sizes)
+    )
+    assert found.worst > FLOORS[precision]
 
 
 AUDIO_VAE = (names.AUDIO_VAE_ENCODER, names.AUDIO_VAE_DECODER)

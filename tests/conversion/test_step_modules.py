@@ -61,6 +61,27 @@ def _assert_close(ours, upstream):
     torch.testing.assert_close(ours, upstream, rtol=0, atol=TOLERANCE)
 
 
+def test_chunked_audio_vae_equals_upstream(pair):
+    a, vae = pair.architecture, pair.upstream.audio_vae
+    audio, latents = (
+        0.2 * pair.noise(1, 1, 6 * a.patch_input_samples),
+        pair.noise(1, a.feat_dim, 6 * a.patch_size),
+    )
+    for name, given, lengths, expected in (
+        (names.AUDIO_VAE_ENCODER, audio, [n * a.patch_input_samples for n in (1, 3, 2)],
+         vae.encode(audio, a.input_sample_rate)),
+        (names.AUDIO_VAE_DECODER, latents, a.patch_size, vae.decode(latents)),
+    ):  # fmt: skip
+        results = pair.stream(name, [(chunk,) for chunk in given.split(lengths, dim=-1)], 1)
+        _assert_close(torch.cat([result[0] for result in results], dim=-1), expected)
+
+
+def test_feat_encoder(pair):
+    patches = pair.noise(1, 5, pair.architecture.patch_size, pair.architecture.feat_dim)
+    expected = pair.upstream.enc_to_lm_proj(pair.upstream.feat_encoder(patches))
+    _assert_close(pair.step(names.FEAT_ENCODER)(patches), expected)
+
+
 def _in_chunks(embeddings):
     position, calls = 0, []
     for chunk in embeddings.split([16, 1, 1, 2], dim=1):

@@ -241,3 +241,10 @@ def test_sigterm_closes_idle_connections_and_the_listener(started):
         assert b"audio-stop" not in heard
     rest = process.communicate(timeout=30)[1]
     assert (process.returncode, rest) == (0, "")
+
+
+@pytest.mark.filterwarnings("ignore:this voice knows the letters")
+def test_replaced_characters_are_logged(server, caplog):
+    caplog.set_level("WARNING")
+    exchanged(server, Synthesize("Say 中."))
+    assert caplog.messages == ["speech: 1 characters that the voice cannot say were replaced"]
