@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from core_ai_agreement import TEXT, check_utterances, recorded
+from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import STEP_MODEL_NAMES
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import validate
@@ -55,6 +56,8 @@ def test_validation_on_core_ai_reports_skipped_measurements(tiny_bundle_27, tiny
         (case, *what) for case in ("zero-shot", "continuation") for what in (("fp16", 2), ("fp32", 3))
     }
     assert [line for line in report.failures() if "core-ai" in line or "fp32" in line] == []
+    declared = Manifest.read(tiny_bundle_27).step_models
+    assert all(set(step.lengths) == set(declared[step.step_model].chunk_lengths) for step in report.steps)
     # fp16 arithmetic, not float32 with fp16 weights.
     halves = [step for step in report.steps if step.precision == "fp16"]
     assert all(output.snr_db < 70 for step in halves for output in step.outputs.values())
