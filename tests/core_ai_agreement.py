@@ -16,7 +16,6 @@ from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, SpokenCase, cases, speak_upstream
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.reference import RecordedCall, record_reference
-from voxcpm_validation.step_agreement import StepAgreement, measure_step
 from voxcpm_validation.upstream import load_upstream
 
 TEXT = "the you and the world"
@@ -29,17 +28,6 @@ def recorded(checkpoint: Path, bundle: Path) -> tuple[Any, Reference]:
     manifest = Manifest.read(bundle)
     model = load_upstream(checkpoint, max_length=manifest.sizes.kv_length)
     return model, record_reference(model, manifest.architecture, manifest.sizes, text=TEXT, patches=6)
-
-
-def measured(bundle: Path, precision: Any, reference: Reference, name: str) -> StepAgreement:
-    """The agreement of a step model, which was called at every length, the longer ones with a filled state."""
-    manifest = Manifest.read(bundle)
-    declared = manifest.step_models[name]
-    found = measure_step(bundle, manifest, precision, name, "core-ai", reference[name])
-    assert set(found.lengths) == set(declared.chunk_lengths)
-    tensor, axis = declared.chunk_axis
-    assert reference[name][0].inputs[tensor.name].shape[axis] == min(declared.chunk_lengths)
-    return found
 
 
 def beside_torch(

@@ -6,7 +6,6 @@ import runpy
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -19,12 +18,11 @@ from voxcpm_constants.arrays import constant_shapes
 from voxcpm_constants.step_models import (
     BASE_LM_STEP,
     AlignmentHead,
-    StepModel,
     StepSizes,
     declare_step_models,
 )
-from voxcpm_constants.targets import PackageForm, package_form
-from voxcpm_conversion.cli import PRESETS, Preset
+from voxcpm_constants.targets import package_form
+from voxcpm_conversion.cli import PRESETS
 from voxcpm_conversion.synthetic_presets import presets
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.commands import cli
@@ -151,13 +149,13 @@ class Counted:
 
     releases_gil = True
 
-    def __init__(self, declared: StepModel, form: PackageForm, counts: Counter[str]) -> None:
+    def __init__(self, declared, form, counts):
         self._declared, self._counts, self._form = declared, counts, form
 
-    def new_state(self) -> object:
+    def new_state(self):
         return object()
 
-    def __call__(self, inputs: Mapping[str, np.ndarray], state: object = None) -> dict[str, np.ndarray]:  # noqa: ARG002
+    def __call__(self, inputs, state=None):  # noqa: ARG002
         declared, form = self._declared, self._form
         tensor, axis = declared.chunk_axis
         called = declared.at(declared.chunk_lengths.index(inputs[tensor.name].shape[axis]))
@@ -171,7 +169,7 @@ class Counted:
         return {t.name: np.zeros(t.shape_at(0), np.float32) for t in called.outputs}
 
 
-def counted_patch(size: str, preset: Preset) -> Counter[str]:
+def counted_patch(size, preset):
     """What a patch after the first takes with `convert`'s defaults; the loop is the runtime's."""
     a, counts = Architecture.model_validate(presets()[size]), Counter[str]()
     sizes = StepSizes(solver_steps=preset.solver_steps, alignment=(AlignmentHead(0, 0, 0.0, 1.0),))
@@ -191,7 +189,7 @@ def counted_patch(size: str, preset: Preset) -> Counter[str]:
     return counts
 
 
-def test_what_a_patch_takes_in_each_preset_matches_the_code() -> None:
+def test_what_a_patch_takes_in_each_preset_matches_the_code():
     columns = {
         f"{size.upper()}, {name}": counted_patch(size, preset)
         for size in ("0.5b", "1.5", "2")
@@ -290,7 +288,7 @@ def test_python_runs(document, request):
     if not any(block.language == "python" for block in blocks(document)):
         pytest.skip("no Python")
     request.getfixturevalue("workplace")
-    heard: list[np.ndarray] = []
+    heard = []
     names = run_python(document, play=heard.append)
     with contextlib.suppress(KeyError):
         names["tts"].close()

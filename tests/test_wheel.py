@@ -95,18 +95,11 @@ def test_installed_wheel_speaks_offline_without_pytorch(tmp_path):
         subprocess.run([sys.executable, "-c", "import numpy"], check=True)
         numpy_taken.append(time.perf_counter() - started)
         output = tmp_path / "new" / "folder" / f"{call}.wav"
-        command = [
-            *before,
-            Path(sys.executable).with_name("voxcpm-coreml"),
-            "generate",
-            "--text",
-            "Hello there.",
-            "--seed",
-            "1",
-        ]
+        speak = ("generate", "--text", "Hello there.", "--seed", "1", "-o", output)
+        command = [*before, Path(sys.executable).with_name("voxcpm-coreml"), *speak]
         started = time.perf_counter()
         ran = subprocess.run(
-            [*command, "-o", output], env=variables, cwd=tmp_path, capture_output=True, text=True, check=False
+            command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False
         )
         taken.append(time.perf_counter() - started)
         assert ran.returncode == 0, ran.stderr

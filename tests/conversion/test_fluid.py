@@ -199,17 +199,8 @@ def test_opening_it_says_what_it_is_and_only_such_a_folder_is_overwritten(
     with pytest.raises(BundleError, match=r"FluidInference's.* convert CHECKPOINT -o BUNDLE"):
         VoxCPM.from_bundle(bundle)
     folder = shutil.copytree(bundle, tmp_path / "out")
-    again = (
-        "convert",
-        tiny_checkpoint,
-        "-o",
-        folder,
-        "--layout",
-        "fluid",
-        "--overwrite",
-        "--precision",
-        "int8",
-    )
+    options = ("--layout", "fluid", "--overwrite", "--precision", "int8")
+    again = ("convert", tiny_checkpoint, "-o", folder, *options)
     (folder / "notes.txt").touch()
     assert "--overwrite replaces only bundles" in refusal(*again)
     (folder / "notes.txt").unlink()

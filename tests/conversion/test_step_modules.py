@@ -116,17 +116,6 @@ def test_padding_after_a_chunk_is_overwritten_before_it_is_attended(pair):
     _assert_close(torch.cat([results[0][0][:, :4], results[1][0], results[2][0]], dim=1), expected)
 
 
-@pytest.mark.parametrize("t", [0.0, 0.37, 1.0])
-def test_locdit(pair, t):
-    a = pair.architecture
-    x, cond = pair.noise(2, a.feat_dim, a.patch_size), pair.noise(2, a.feat_dim, a.patch_size)
-    mu, times, deltas = pair.noise(2, a.mu_size), torch.full((2,), t), torch.zeros(2)
-    estimator = pair.upstream.feat_decoder.estimator
-    embedded = (estimator.time_embeddings(given) for given in (times, deltas))
-    velocity = pair.step(names.LOCDIT_STEP)(x, mu, next(embedded), cond, next(embedded))
-    _assert_close(velocity, estimator(x, mu, times, cond, deltas))
-
-
 @pytest.mark.parametrize(
     ("scale", "dtype", "tolerance"),
     [*((scale, torch.float32, 2e-5) for scale in (1e-5, 1.0, 3e4)), (1e4, torch.float16, 3e-3)],

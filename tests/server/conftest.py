@@ -53,6 +53,11 @@ def pytest_collection_modifyitems(items):
             )
 
 
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
 @pytest.fixture(scope="session")
 def tts():
     """The built-in voice."""

@@ -1,9 +1,6 @@
 """Records results of Python's driver with given noise, for swift/Tests/VoxCPMTests/DriverTests.swift."""
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,21 +14,21 @@ TEXT, TRANSCRIPT = "the river runs to the sea", "we walked home"
 class RecordedNoise:
     """Standard normal noise that is recorded."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self._generator = np.random.default_rng(seed)
         self.drawn: list[npt.NDArray[np.float32]] = []
 
-    def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    def standard_normal(self, size):
         self.drawn.append(self._generator.standard_normal(size).astype(np.float32))
         return self.drawn[-1]
 
     @property
-    def numbers(self) -> npt.NDArray[np.float32]:
+    def numbers(self):
         """All numbers drawn."""
         return np.concatenate([*self.drawn, np.zeros(0, np.float32)], axis=None)
 
 
-def write_case(folder: Path, document: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+def write_case(folder, document, arrays):
     """A case in the format of `Recorded.swift`."""
     folder.mkdir(parents=True)
     (folder / "case.json").write_text(json.dumps(document))
@@ -39,7 +36,7 @@ def write_case(folder: Path, document: Mapping[str, Any], arrays: Mapping[str, n
         np.ascontiguousarray(array, np.float32).tofile(folder / f"{name}.f32")
 
 
-def record(folder: Path, bundle: Path) -> None:
+def record(folder, bundle):
     """Every mode of every precision of a bundle."""
     manifest = json.loads((bundle / "manifest.json").read_text())
     for precision in manifest["precisions"]:
@@ -53,10 +50,10 @@ def record(folder: Path, bundle: Path) -> None:
                 _record(folder / f"{bundle.name}-{precision}-{mode}", bundle, tts, mode)
 
 
-def _record(folder: Path, bundle: Path, tts: VoxCPM, mode: str) -> None:
+def _record(folder, bundle, tts, mode):
     a, noise = tts.bundle.architecture, RecordedNoise(7)
     audio = np.random.default_rng(3).standard_normal((2, 5 * a.patch_input_samples + 17)) / 10
-    given: dict[str, Any] = {}
+    given = {}
     # The full stops that the runtime adds for the built-in voice's checkpoint.
     stop = "." if tts.bundle.manifest.speech else ""
     text, continued, transcript = TEXT + stop, f"{TRANSCRIPT}{stop} ", ""

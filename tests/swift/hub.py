@@ -1,10 +1,8 @@
 """A hub that serves one bundle, as the Swift package downloads it, and drops requests now and then."""
 
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Thread
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -13,11 +11,11 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class Private:
     """Serves one authorization only, and no weights before three files are asked for at the same time."""
 
-    def __init__(self, only_for: str) -> None:
+    def __init__(self, only_for):
         self._only_for = only_for
         self._together, self._met = Barrier(3), False
 
-    def refusal(self, path: str, authorization: str | None) -> tuple[int, bytes] | None:
+    def refusal(self, path, authorization):
         if authorization != self._only_for:
             return 401, b"who is it?"
         if path.endswith("/weight.bin") and not self._met:
@@ -30,18 +28,18 @@ class Private:
 
 
 @contextmanager
-def served(bundle: Path, *, altered: str = "", only_for: str = "") -> Iterator[str]:
+def served(bundle, *, altered="", only_for=""):
     """The address of a hub with the bundle as org/name. Each path's third answers fail; `altered` has a wrong byte.
 
     only_for: it serves requests with this authorization, as `Private` does.
     """
-    requests: list[str] = []
+    requests = []
     private = Private(only_for)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             requests.append(self.path)
             refused = only_for and private.refusal(self.path, self.headers.get("Authorization"))
             if refused:
@@ -55,7 +53,7 @@ def served(bundle: Path, *, altered: str = "", only_for: str = "") -> Iterator[s
             else:
                 self._file(self.path.removeprefix(f"/org/name/resolve/{COMMIT}/"))
 
-        def _file(self, path: str) -> None:
+        def _file(self, path):
             file = bundle / path
             if not file.is_file():
                 self._answer(404, b"no such file")
@@ -70,13 +68,13 @@ def served(bundle: Path, *, altered: str = "", only_for: str = "") -> Iterator[s
             first, last = map(int, given.removeprefix("bytes=").split("-"))
             self._answer(206, bytes(content[first : last + 1]))
 
-        def _answer(self, status: int, content: bytes) -> None:
+        def _answer(self, status, content):
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

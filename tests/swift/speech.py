@@ -5,9 +5,6 @@ Each case is a folder with case.json and arrays of float32.
 
 import copy
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -55,13 +52,13 @@ PROSE = (
 class HalfStates:
     """A step model whose state is rounded to float16 after each call, as Core ML keeps it; Python keeps float32."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         self._model = model
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._model, name)
 
-    def __call__(self, inputs: Any, state: Any = None) -> Any:
+    def __call__(self, inputs, state=None):
         """The outputs of the step model."""
         outputs = self._model(inputs, state)
         for name, array in getattr(state, "_now", {}).items():
@@ -70,7 +67,7 @@ class HalfStates:
         return outputs
 
 
-def arithmetic_of_core_ml(tts: VoxCPM) -> None:
+def arithmetic_of_core_ml(tts):
     """Let the step models whose state the caller keeps round it; the stand-in for Core ML keeps the others' itself."""
     manifest = tts.bundle.manifest
     kept = {
@@ -84,7 +81,7 @@ def arithmetic_of_core_ml(tts: VoxCPM) -> None:
     tts._driver.models = models
 
 
-def record(folder: Path, bundles: Sequence[Path]) -> None:
+def record(folder, bundles):
     """All cases."""
     record_lengths(folder / "lengths")
     record_words(folder / "words")
@@ -98,7 +95,7 @@ def record(folder: Path, bundles: Sequence[Path]) -> None:
                 record_speech(folder / "speech", tts, bundle)
 
 
-def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
+def record_speech(folder, tts, bundle):
     """Speech of one bundle in one precision, in all modes that it has."""
     a = tts.bundle.architecture
     stem = f"{bundle.name}-{tts.bundle.precision}"
@@ -106,8 +103,8 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
     prompt = tts.create_voice((sound, a.input_sample_rate), "we walked home ", name="prompt")
     is_built_in = bundle == DEFAULT_BUNDLE
     # Heads of random weights follow nothing: what is recorded of the driver does not depend on them.
-    small: dict[str, Any] = {"max_len": 6, "min_len": 4, "retry_badcase": False}
-    cases: dict[str, tuple[str, Voice | None, dict[str, Any]]] = {
+    small = {"max_len": 6, "min_len": 4, "retry_badcase": False}
+    cases = {
         "zero": (SHORT, None, small),
         "continued": (SHORT, prompt, small),
         "segments": (LONG, None, {"segment_tokens": 12, "max_len": 40, "min_len": 2, "retry_badcase": False}),
@@ -175,12 +172,10 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
         write_rooms(folder / f"{stem}-rooms", tts, bundle, prompt)
 
 
-def write_speech(
-    folder: Path, tts: VoxCPM, bundle: Path, text: str, voice: Voice | None, options: dict[str, Any]
-) -> None:
+def write_speech(folder, tts, bundle, text, voice, options):
     """One speech."""
     noise = RecordedNoise(7)
-    given: dict[str, Any] = {} if "seed" in options else {"rng": noise}
+    given = {} if "seed" in options else {"rng": noise}
     sound = np.random.default_rng(9).standard_normal(5 * tts.bundle.architecture.patch_input_samples) / 10
     rate = tts.bundle.architecture.input_sample_rate
     ada = tts.create_voice((sound, rate), "home ", name="ada", lexicon={"nguyen": "nwen", "far": "away"})
@@ -213,7 +208,7 @@ def write_speech(
     )  # fmt: skip
 
 
-def write_rooms(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice) -> None:
+def write_rooms(folder, tts, bundle, voice):
     """Tokens of the longest segment, by patches per token and by the other contents of the KV cache."""
     rooms = []
     for ratio in np.linspace(0.1, 7, 40):
@@ -227,7 +222,7 @@ def write_rooms(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice) -> None:
     write(folder, bundle, tts, voice, RecordedNoise(0), none, none, rooms=rooms)
 
 
-def write_session(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice, pushed: list[str]) -> None:
+def write_session(folder, tts, bundle, voice, pushed):
     """A session, whose 16-bit samples are written as floats."""
     noise = RecordedNoise(8)
     options = {"min_len": 2, "max_len": 4, "every_word": False}
@@ -243,9 +238,9 @@ def write_session(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice, pushed:
 
 
 def write(
-    folder: Path, bundle: Path, tts: VoxCPM, voice: Voice | None, noise: RecordedNoise, latents: np.ndarray,
-    samples: np.ndarray, **case: Any,
-) -> None:  # fmt: skip
+    folder, bundle, tts, voice, noise, latents,
+    samples, **case,
+):  # fmt: skip
     """The files of a case."""
     folder.mkdir(parents=True, exist_ok=True)
     if voice is not None:
@@ -256,13 +251,11 @@ def write(
     (folder / "case.json").write_text(json.dumps(document))
 
 
-def record_words(folder: Path) -> None:
+def record_words(folder):
     """The attention and samples of speech by the built-in voice, and the times that its words have by both methods."""
-    followed: list[dict[str, Any]] = []
+    followed = []
 
-    def letter_times(
-        said: str, places: Any, rows: Any, shifts: Any, patch: float, audio: Any, rate: int
-    ) -> Any:
+    def letter_times(said, places, rows, shifts, patch, audio, rate):
         followed.append({"said": said, "places": [*places], "shifts": shifts, "rows": rows, "patch": patch})
         return attention.letter_times(said, places, rows, shifts, patch, audio, rate)
 
@@ -285,7 +278,7 @@ def record_words(folder: Path) -> None:
             write_case(folder / str(number), case, {"samples": segment.audio, "rows": rows})
 
 
-def record_coverage(folder: Path) -> None:
+def record_coverage(folder):
     """Attention to complete, cut and repeated speech, and what `Follower` makes of each patch."""
     rng = np.random.default_rng(1)
     cases = {
@@ -313,7 +306,7 @@ def record_coverage(folder: Path) -> None:
         write_case(folder / name, case, {"rows": rows})
 
 
-def record_lengths(folder: Path) -> None:
+def record_lengths(folder):
     """Lengths by both rules, and bounds, for random figures; and numpy's noise."""
     rng, rows = np.random.default_rng(5), []
     for _ in range(500):
@@ -349,7 +342,7 @@ def record_lengths(folder: Path) -> None:
         np.random.default_rng(seed).standard_normal(50_000).astype(np.float32).tofile(folder / f"{seed}.f32")
 
 
-def record_files(folder: Path) -> None:
+def record_files(folder):
     """A voice with every kind of character, and a resampled sound."""
     folder.mkdir(parents=True, exist_ok=True)
     text = 'Ünï "q" \\ \t\n\r\x01\x08\x0c\x1f\x7f\x85 中文 \u2028 🙂 e\u0301 / \U00010000'

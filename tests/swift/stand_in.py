@@ -9,21 +9,18 @@ import struct
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import StepModel
-from voxcpm_constants.targets import PackageForm
 from voxcpm_runtime.backends.portable import PortableStepModel
 
 TYPES = {"FLOAT16": "float16", "INT32": "int32"}
-STATES: dict[str, Any] = {}
+STATES = {}
 
 
 @cache
-def declared(package: Path) -> tuple[StepModel, PackageForm]:
+def declared(package):
     """The declaration of a package and its form."""
     manifest = Manifest.read(package.parents[1])
     packages = [part for name in manifest.step_models for part in manifest.parts(name)]
@@ -32,7 +29,7 @@ def declared(package: Path) -> tuple[StepModel, PackageForm]:
 
 
 @cache
-def model(package: Path, function: str) -> tuple[Any, dict[str, str]]:
+def model(package, function):
     """A function of a package, the default one for an empty name, and dtypes of its outputs other than float32."""
     spec, form = declared(package)
     if package.suffix == ".aimodel":
@@ -45,7 +42,7 @@ def model(package: Path, function: str) -> tuple[Any, dict[str, str]]:
     return step, {name: TYPES[o.dtype] for name, o in step.outputs.items() if o.dtype in TYPES}
 
 
-def loaded(package: Path, function: str) -> dict[str, Any]:
+def loaded(package, function):
     """A framework's description of a function: types of the inputs, and for Core AI its states."""
     step, _ = model(package, function)
     if package.suffix == ".mlpackage":
@@ -55,7 +52,7 @@ def loaded(package: Path, function: str) -> dict[str, Any]:
     return {"states": {t.name: {"shape": [*t.shape_at(0)], "type": compute} for t in state}}
 
 
-def buffer(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+def buffer(request, data):
     """Return one whole array of a state, or store the caller's."""
     step, _ = model(Path(request["of"]), request["function"])
     state, name = kept_state(request["state"], step), request["name"]
@@ -65,14 +62,14 @@ def buffer(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]
     return {"shape": list(array.shape)}, np.ascontiguousarray(array, np.float32).tobytes()
 
 
-def kept_state(key: str, step: Any) -> Any:
+def kept_state(key, step):
     """The state of that key, created on first use."""
     if key not in STATES:
         STATES[key] = step.new_state()
     return STATES[key]
 
 
-def answer(request: dict[str, Any], data: bytes, log: Any) -> tuple[dict[str, Any], bytes]:
+def answer(request, data, log):
     if "of" in request:
         return buffer(request, data)
     package = Path(request.get("load") or request["run"])
@@ -94,7 +91,7 @@ def answer(request: dict[str, Any], data: bytes, log: Any) -> tuple[dict[str, An
     return {"tensors": shapes}, b"".join(array.tobytes() for array in results.values())
 
 
-def serve(requests: BinaryIO, answers: BinaryIO, log: Any) -> None:
+def serve(requests, answers, log):
     while len(lengths := requests.read(8)) == 8:
         header, data = (requests.read(length) for length in struct.unpack("<II", lengths))
         try:

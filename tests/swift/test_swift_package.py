@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import pytest
 
 from swift import driver, hub, speech, texts
 from swift.driver import write_case
-from voxcpm_constants.step_models import StepModel
 from voxcpm_runtime import VoxCPM
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -40,7 +38,7 @@ pytestmark = [
 ]
 
 
-def compiled(package: Path, built: Path, *options: str) -> None:
+def compiled(package, built, *options):
     """Build a package."""
     done = subprocess.run(
         [str(SWIFT), "build", "--build-path", built, *options],
@@ -50,7 +48,7 @@ def compiled(package: Path, built: Path, *options: str) -> None:
 
 
 @contextmanager
-def frameworks(folder: Path) -> Iterator[dict[str, str]]:
+def frameworks(folder):
     """The environment in which the stand-ins for Apple's frameworks find Python; on a Mac they are Apple's."""
     if sys.platform == "darwin":
         yield dict(os.environ)
@@ -77,14 +75,14 @@ def frameworks(folder: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def tested(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def tested(tmp_path_factory):
     """tested(filter, recorded): output of `swift test` for matching tests, which read the folder `recorded`."""
     if sys.platform == "darwin":
         pytest.skip("compared on Linux, with the same numbers")
     compiled(REPOSITORY, BUILT, "--build-tests", *CONFIGURATION)
     folder = tmp_path_factory.mktemp("pipes")
 
-    def run(pattern: str, recorded: Path) -> str:
+    def run(pattern, recorded):
         # A mount namespace for small disks, which ends with the process.
         mounting = ["unshare", "--mount"] if os.geteuid() == 0 and shutil.which("unshare") else []
         allowed = {"VOXCPM_MAY_MOUNT": "yes"} if mounting else {}
@@ -106,18 +104,14 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("bundle", DRIVEN)
-def test_speech_in_all_forms_equals_python(
-    tested: Callable[..., str], tmp_path: Path, request: pytest.FixtureRequest, bundle: str
-) -> None:
+def test_speech_in_all_forms_equals_python(tested, tmp_path, request, bundle):
     driver.record(tmp_path / "driver", request.getfixturevalue(bundle))
 
     tested("DriverTests", tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")  # Unrealistic lengths
-def test_speech_voices_and_sessions_equal_python(
-    tested: Callable[..., str], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_speech_voices_and_sessions_equal_python(tested, tmp_path, request):
     """Also streams, retries, several segments, and minutes in flat memory."""
     speech.record(tmp_path, [request.getfixturevalue(name) for name in SPOKEN])
 
@@ -127,7 +121,7 @@ def test_speech_voices_and_sessions_equal_python(
 # Needs the release build. Not a skip, which is an error in continuous integration.
 if MINUTES:
 
-    def test_the_loop_takes_less_time_than_pythons(tested: Callable[..., str], tmp_path: Path) -> None:
+    def test_the_loop_takes_less_time_than_pythons(tested, tmp_path):
         """The time of a patch with step models that do nothing."""
         seconds = []
         with VoxCPM.from_bundle() as tts:
@@ -147,17 +141,17 @@ if MINUTES:
 
         releases_gil = True
 
-        def __init__(self, declared: StepModel) -> None:
+        def __init__(self, declared):
             self._declared = declared
 
-        def new_state(self) -> object:
+        def new_state(self):
             return object()
 
         def __call__(
             self,
-            inputs: Mapping[str, np.ndarray],
-            state: object = None,  # noqa: ARG002 - of the protocol
-        ) -> dict[str, np.ndarray]:
+            inputs,
+            state=None,  # noqa: ARG002 - of the protocol
+        ):
             tensor, axis = self._declared.chunk_axis
             index = self._declared.chunk_lengths.index(inputs[tensor.name].shape[axis])
             return {
@@ -166,19 +160,17 @@ if MINUTES:
             }
 
 
-def test_invalid_altered_and_cancelled_inputs_give_errors(tested: Callable[..., str], tmp_path: Path) -> None:
+def test_invalid_altered_and_cancelled_inputs_give_errors(tested, tmp_path):
     tested("ActorTests|FuzzTests|FilesTests|PlaybackTests", tmp_path)
 
 
-def test_texts_are_segmented_tokenised_and_spelled_as_in_python(
-    tested: Callable[..., str], tmp_path: Path
-) -> None:
+def test_texts_are_segmented_tokenised_and_spelled_as_in_python(tested, tmp_path):
     texts.record(tmp_path)
 
     tested("TextTests|AlteredTokenizerTests|MarkupTests", tmp_path)
 
 
-def test_a_bundle_is_downloaded(tested: Callable[..., str], tmp_path: Path, tiny_bundle: Path) -> None:
+def test_a_bundle_is_downloaded(tested, tmp_path, tiny_bundle):
     altered = "constants/embed_tokens.npy"
     with (
         hub.served(tiny_bundle) as whole,
@@ -193,7 +185,7 @@ def test_a_bundle_is_downloaded(tested: Callable[..., str], tmp_path: Path, tiny
 
 
 @pytest.mark.usefixtures("tested")
-def test_public_declarations_are_documented() -> None:
+def test_public_declarations_are_documented():
     """DocC renders these comments; enumeration cases may go without."""
     done = subprocess.run(
         [str(SWIFT), "package", "--build-path", BUILT, "dump-symbol-graph", "--skip-synthesized-members"],
@@ -217,12 +209,12 @@ def test_public_declarations_are_documented() -> None:
     assert {name.split("/")[-1] for name in re.findall("``(.+?)``", page)} <= names
 
 
-def test_example_app_compiles() -> None:
+def test_example_app_compiles():
     compiled(REPOSITORY / "examples" / "swift" / "Speak", REPOSITORY / "build" / "swift" / "app")
 
 
 @pytest.mark.usefixtures("tested")
-def test_plain_swift_test_passes() -> None:
+def test_plain_swift_test_passes():
     """Without Python's results, as in Xcode: tests that need them are skipped."""
     skipping = "DownloadTests|SpeechTests|DriverTests|LengthTests|TextTests|WordTests"
     done = subprocess.run(
@@ -233,7 +225,7 @@ def test_plain_swift_test_passes() -> None:
     assert "tests skipped and 0 failures" in done.stdout
 
 
-def test_core_ai_is_not_needed_to_compile() -> None:
+def test_core_ai_is_not_needed_to_compile():
     """The Simulator's SDK has none."""
     source = REPOSITORY / "swift/Sources/VoxCPMCoreAI/CoreAIPredictor.swift"
     done = subprocess.run(

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,12 +25,12 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory):
     """run(*arguments, status=0): the finished command."""
     compiled(REPOSITORY, BUILT, "--product", "voxcpm-speak", *CONFIGURATION)
     folder = tmp_path_factory.mktemp("pipes")
 
-    def finished(*arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    def finished(*arguments, status=0):
         with frameworks(folder) as given:
             done = subprocess.run(
                 [
@@ -47,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize("text", [TEXT, MARKED_UP])
-def test_the_command_line_speaks_as_python(run: Run, tmp_path: Path, text: str) -> None:
+def test_the_command_line_speaks_as_python(run, tmp_path, text):
     """Rounding changes later patches, so the loudness of each 20 ms is compared; other seeds have less than 0.7."""
     wav, lexicon, markup = tmp_path / "out.wav", tmp_path / "names.tsv", text == MARKED_UP
     lexicon.write_text("nguyen\tthe river\n")
@@ -68,14 +67,14 @@ def test_the_command_line_speaks_as_python(run: Run, tmp_path: Path, text: str) 
     assert np.corrcoef(loudness)[0, 1] > 0.78
 
 
-def test_the_step_models_agree_with_their_test_vectors(run: Run) -> None:
+def test_the_step_models_agree_with_their_test_vectors(run):
     found = json.loads(run("--examine").stdout)
 
     assert {part["model"] for part in found} >= {"base_lm_step", "locdit_step", "audio_vae_decoder"}
     assert all(min(part["streams"].values()) >= part["floor"] for part in found)
 
 
-def test_the_benchmark_is_json(run: Run) -> None:
+def test_the_benchmark_is_json(run):
     found = json.loads(run("--benchmark", "--text", TEXT, "--seed", 1).stdout)
 
     assert 0 < found["firstAudioSeconds"] < found["audioSeconds"] * found["realTimeFactor"]
@@ -84,13 +83,13 @@ def test_the_benchmark_is_json(run: Run) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a hosted Mac has no loudspeaker")
-def test_speech_is_played_and_written(run: Run, tmp_path: Path) -> None:
+def test_speech_is_played_and_written(run, tmp_path):
     run("--text", TEXT, "--seed", 1, "--play", "-o", tmp_path / "played.wav")
 
     assert soundfile.info(tmp_path / "played.wav").duration > 1
 
 
-def test_help_and_misuse(run: Run) -> None:
+def test_help_and_misuse(run):
     assert "--benchmark" in run("--help").stdout
     for arguments in (
         (),
@@ -103,7 +102,7 @@ def test_help_and_misuse(run: Run) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="has Core ML")
-def test_linux_without_the_stand_ins_is_an_error(run: Run) -> None:
+def test_linux_without_the_stand_ins_is_an_error(run):
     run("--help")
     done = subprocess.run(
         [str(SWIFT), "run", "--skip-build", "--build-path", BUILT, *CONFIGURATION, "voxcpm-speak", "--text", "a"],
@@ -127,7 +126,7 @@ print("samples", try await tts.speak("Hello.", voice: .builtIn()).samples.count)
 """
 
 
-def test_an_app_adds_the_package_by_url(tmp_path: Path) -> None:
+def test_an_app_adds_the_package_by_url(tmp_path):
     """The URL is of a repository with the files of this tree that are not ignored."""
     repository, app = tmp_path / "voxcpm-coreml.git", tmp_path / "App"
     git = ["git", f"--git-dir={repository}", f"--work-tree={REPOSITORY}"]

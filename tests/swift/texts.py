@@ -6,7 +6,6 @@ import json
 import random
 import re
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
 
 from voxcpm_constants.errors import InputError
@@ -52,7 +51,7 @@ tab\tand\x1cseparator\x85next\u2028line\u3000wide|zero\u200bwidth\u200djoin\ufef
 """
 
 
-def texts() -> list[str]:
+def texts():
     """At least 500 different texts: fixed ones, pieces of the documentation, and seeded random ones."""
     found = [
         text for line in _WRITTEN.strip("\n").split("\n") for text in line.encode().decode("utf-8").split("|")
@@ -98,12 +97,12 @@ def texts() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _is_old(char: str) -> bool:
+def _is_old(char):
     """Whether Python and Swift know the character, whatever their releases of Unicode; it is no surrogate."""
     return unicodedata.category(char) not in ("Cn", "Cs")
 
 
-def _with_numbers(rng: random.Random) -> str:
+def _with_numbers(rng):
     """An English sentence with numbers in common notations."""
     n, small, cents = rng.randrange(1, 10 ** rng.randrange(1, 9)), rng.randrange(1, 13), rng.randrange(100)
     year, day, minute, hour = (
@@ -127,7 +126,7 @@ _OWN_UNITS = re.compile(
 )
 
 
-def reads_more(text: str, *, spelled: bool = True) -> bool:
+def reads_more(text, *, spelled=True):
     """Whether a rule of English that the Swift package lacks changes the text, or a word is read as in a heading."""
     lacking = {pattern.pattern for pattern, _ in (*words.addresses(spelled), *words.ROMAN_NUMERALS)}
     lacking |= {pattern.pattern for pattern, _ in conventions.conventions(spelled)}
@@ -179,7 +178,7 @@ def reads_more(text: str, *, spelled: bool = True) -> bool:
     return False
 
 
-def _is_kept(pattern: str) -> bool:
+def _is_kept(pattern):
     """Whether a rule of abbreviations is in the Swift package: No., St., Dr. and titles."""
     kept = (r"\bno\.", r"(?<=\w\s)No\s", r"(?<=[a-z]\s)St\.", r"(?<=[a-z]\s)Dr\.")
     return (
@@ -195,7 +194,7 @@ _MARKS = """
 """
 
 
-def marked_up_texts() -> Iterator[tuple[str, list[list[object]] | str]]:
+def marked_up_texts():
     """Random texts with markup, each with its parts, or Python's error: mostly of one kind of marks, which fit."""
     rng = random.Random(6)
     words = ["one", "Two.", " ", "\n", "”", ", ", "…", "é", "🙂", "3", "名", " and ", "?", "  "]
@@ -223,7 +222,7 @@ def marked_up_texts() -> Iterator[tuple[str, list[list[object]] | str]]:
             ]  # fmt: skip
 
 
-def record(folder: Path) -> None:
+def record(folder):
     """Write texts.json."""
     tokenizers = {"words": DATA / "tokenizer", "letters": LETTERS}
     opened = {name: TextTokenizer.from_folder(path) for name, path in tokenizers.items() if path.exists()}
@@ -241,8 +240,8 @@ def record(folder: Path) -> None:
     (target / "case.json").write_text(json.dumps(document), encoding="utf-8")
 
 
-def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str, object]]:
-    case: dict[str, object] = {
+def _case(text, tokenizers):
+    case = {
         "text": text,
         "sentences": [list(sentence) for sentence in each_sentence(text)],
         "one": [list(segment) for segment in one_segment(text)],

@@ -2,18 +2,15 @@
 
 import itertools
 import threading
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from coreml_stand_in.installation import StandIn
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_STEP, RESIDUAL_LM_STEP
-from voxcpm_runtime import Cancelled, CancelToken, Progress, Speech, VoxCPM
+from voxcpm_runtime import Cancelled, CancelToken, Speech, VoxCPM
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 
@@ -21,7 +18,7 @@ from voxcpm_runtime.speech.saved_segments import SavedSegments
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 LEFT_OUT = "It was the last day of the week. Nobody said a word about it."
-UTTERANCES: dict[str, dict[str, Any]] = {
+UTTERANCES = {
     "repaired": {"text": LEFT_OUT, "voice": "liam", "seed": 1, "retry_badcase": False},
     "retried": {"text": "Snow fell all night. The roads are white.", "voice": "fenrir", "seed": 1},
     "another number of steps": {"text": "One.", "voice": "emma", "seed": 5, "inference_timesteps": 6},
@@ -32,11 +29,11 @@ UTTERANCES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=["fp16", "int8"])
-def tts(request: pytest.FixtureRequest, together_bundle: Path) -> VoxCPM:
+def tts(request, together_bundle):
     return VoxCPM.from_bundle(together_bundle, request.param, backend="portable")
 
 
-def assert_same(found: Speech, expected: Speech) -> None:
+def assert_same(found, expected):
     np.testing.assert_array_equal(found.latents, expected.latents)
     np.testing.assert_array_equal(found.audio, expected.audio)
     assert (found.attempts, found.stopped, found.words) == (
@@ -46,7 +43,7 @@ def assert_same(found: Speech, expected: Speech) -> None:
     )
 
 
-def test_each_has_the_samples_that_it_has_alone(tts: VoxCPM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_has_the_samples_that_it_has_alone(tts, monkeypatch):
     # The stop head is believed at once, so that the first attempt is cut.
     monkeypatch.setattr("voxcpm_runtime.words.coverage._PATIENCE", -100)
     alone = {name: tts.speak(**given) for name, given in UTTERANCES.items()}
@@ -61,17 +58,17 @@ def test_each_has_the_samples_that_it_has_alone(tts: VoxCPM, monkeypatch: pytest
     assert len(alone["two segments"].segments) == 2
 
 
-def test_calls_are_shared_and_who_is_finished_leaves(tts: VoxCPM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_shared_and_who_is_finished_leaves(tts, monkeypatch):
     """Three utterances of 2, 4 and 7 patches: the last three patches are alone, and from the third on the DiT."""
-    rows: dict[str, list[int]] = {}
+    rows = {}
 
-    def counted(models: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    def counted(models, kind):
         class Counted:
-            def __init__(self, name: str) -> None:
+            def __init__(self, name):
                 self.name, self.model = name, models[name]
                 self.new_state, self.releases_gil = self.model.new_state, self.model.releases_gil
 
-            def __call__(self, inputs: Any, state: Any = None) -> Any:
+            def __call__(self, inputs, state=None):
                 if self.name == LOCDIT_STEP or next(iter(inputs.values())).shape[1] == 1:
                     rows.setdefault(f"{kind} {self.name}", []).append(len(inputs))
                 return self.model(inputs, state)
@@ -92,19 +89,17 @@ def test_calls_are_shared_and_who_is_finished_leaves(tts: VoxCPM, monkeypatch: p
     assert len(rows[f"together {BASE_LM_STEP}"]) == len(rows[f"together {RESIDUAL_LM_STEP}"]) == 3
 
 
-def test_one_is_cancelled_and_the_others_go_on(tts: VoxCPM) -> None:
-    given: dict[str, Any] = {"min_len": 12, "max_len": 12, "retry_badcase": False, "every_word": False}
-    texts: list[dict[str, Any]] = [
-        {"text": f"{word}.", "seed": seed, **given} for seed, word in enumerate(("One", "Two", "Three"))
-    ]
+def test_one_is_cancelled_and_the_others_go_on(tts):
+    given = {"min_len": 12, "max_len": 12, "retry_badcase": False, "every_word": False}
+    texts = [{"text": f"{word}.", "seed": seed, **given} for seed, word in enumerate(("One", "Two", "Three"))]
     alone = [tts.speak(**each) for each in texts]
     token, partial = CancelToken(), CancelToken()
 
-    def cancel(progress: Progress) -> None:
+    def cancel(progress):
         if progress.patches == 3:
             token.cancel()
 
-    def stop(progress: Progress) -> None:
+    def stop(progress):
         if progress.patches == 5:
             partial.cancel()
 
@@ -123,11 +118,11 @@ def test_one_is_cancelled_and_the_others_go_on(tts: VoxCPM) -> None:
     assert_same(spoken[2], alone[2])
 
 
-def test_an_error_ends_those_whose_call_it_was(tts: VoxCPM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_ends_those_whose_call_it_was(tts, monkeypatch):
     class Failing:
         releases_gil = True
 
-        def __call__(self, *_: object) -> None:
+        def __call__(self, *_):
             raise BundleError("the step model failed")
 
     models = {**tts.driver.together(), LOCDIT_STEP: Failing()}
@@ -141,13 +136,13 @@ def test_an_error_ends_those_whose_call_it_was(tts: VoxCPM, monkeypatch: pytest.
         tts.batch(["One.", "Two.", "Three."])
 
 
-def test_sources_of_noise_are_used_in_order(tts: VoxCPM) -> None:
+def test_sources_of_noise_are_used_in_order(tts):
     """Two utterances may share one."""
-    given: dict[str, Any] = {"max_len": 3, "retry_badcase": False}
+    given = {"max_len": 3, "retry_badcase": False}
 
-    def spoken(together: int) -> list[Speech]:
+    def spoken(together):
         rng = np.random.default_rng(0)
-        texts: list[dict[str, Any]] = [
+        texts = [
             {"text": "One, two, three.", "rng": rng},
             {"text": "Four.", "rng": rng},
         ]
@@ -161,10 +156,10 @@ LONG = "Rain fell. The wind rose. Boats came home. Nets were full. Then the moon
 
 
 @pytest.mark.parametrize("voice", [{"voice": "emma"}, {"zero_shot": True}])
-def test_segments_of_one_text_at_once_are_those_of_one_by_one(tts: VoxCPM, voice: dict[str, Any]) -> None:
+def test_segments_of_one_text_at_once_are_those_of_one_by_one(tts, voice):
     """Without a voice, the first segments are that of the others."""
-    given: dict[str, Any] = {"segment_tokens": 12, "seed": 3, **voice}
-    heard: list[str] = []
+    given = {"segment_tokens": 12, "seed": 3, **voice}
+    heard = []
     alone = tts.speak(LONG, **given)
     together = tts.speak(
         LONG, parallel_segments=4, on_words=lambda words: heard.append(words[0].text), **given
@@ -175,22 +170,20 @@ def test_segments_of_one_text_at_once_are_those_of_one_by_one(tts: VoxCPM, voice
     assert heard == [segment.words[0].text for segment in alone.segments]
 
 
-def test_cancelled_segments_are_saved_up_to_the_first_incomplete_one(
-    tts: VoxCPM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {"segment_tokens": 12, "voice": "emma", "seed": 3}
+def test_cancelled_segments_are_saved_up_to_the_first_incomplete_one(tts, tmp_path, monkeypatch):
+    given = {"segment_tokens": 12, "voice": "emma", "seed": 3}
     alone, token, calls = tts.speak(LONG, **given), CancelToken(), itertools.count()
     models = dict(tts.driver.together())
     velocity = models[LOCDIT_STEP]
 
-    def cancelling(inputs: Any, state: Any = None) -> Any:
+    def cancelling(inputs, state=None):
         if next(calls) == 30:
             token.cancel()
         return velocity(inputs, state)
 
     models[LOCDIT_STEP] = cast("Any", cancelling)
     saved = SavedSegments(tmp_path / "speech.wav", "digest", 3, drawn=False)
-    watched: dict[str, Any] = {**given, "cancel": token, "keep_partial": True, "saved_segments": saved}
+    watched = {**given, "cancel": token, "keep_partial": True, "saved_segments": saved}
     with monkeypatch.context() as patched:
         patched.setattr(tts.driver, "together", lambda: models)
         partial = tts.speak(LONG, parallel_segments=4, **watched)
@@ -204,7 +197,7 @@ def test_cancelled_segments_are_saved_up_to_the_first_incomplete_one(
     assert_same(whole, alone)
 
 
-def test_a_bundle_that_cannot_says_how_to_convert_it(tts: VoxCPM) -> None:
+def test_a_bundle_that_cannot_says_how_to_convert_it(tts):
     with pytest.raises(InputError, match=r"speaks 1 at once, not 4; convert its checkpoint with --batch 4$"):
         VoxCPM.from_bundle().batch(["One."], together=4)
     with pytest.raises(InputError, match="speaks 4 at once, not 5"):
@@ -213,9 +206,7 @@ def test_a_bundle_that_cannot_says_how_to_convert_it(tts: VoxCPM) -> None:
         tts.batch(["One."], together=0)
 
 
-def test_command_writes_the_files_of_one_by_one(
-    together_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_writes_the_files_of_one_by_one(together_bundle, tmp_path, capsys):
     (tmp_path / "lines.jsonl").write_text(
         '{"text": "One, two, three.", "max_len": 3}\n'
         '{"text": "One, two."}\n{"text": ""}\n{"text": "Three.", "voice": "emma"}\n{"text": "Four."}\n'
@@ -239,7 +230,7 @@ def test_command_writes_the_files_of_one_by_one(
     assert outputs["1"] == outputs["4"]
 
 
-def test_functions_share_the_weights(together_bundle: Path, speaking_bundle: Path) -> None:
+def test_functions_share_the_weights(together_bundle, speaking_bundle):
     """With the bundle for one utterance, whose packages have fewer functions."""
     names = ("feat_encoder", "locdit_step", *(BASE_LM_STEP, RESIDUAL_LM_STEP))
     for name in names:
@@ -248,14 +239,12 @@ def test_functions_share_the_weights(together_bundle: Path, speaking_bundle: Pat
         assert ours < 1.02 * theirs, name
 
 
-def test_core_ml_runs_the_functions_for_several_utterances(
-    together_bundle: Path, core_ml: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_core_ml_runs_the_functions_for_several_utterances(together_bundle, core_ml, tmp_path, monkeypatch):
     """Prefilled caches are Core ML states; those of several utterances are inputs and outputs."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     tts = VoxCPM.from_bundle(together_bundle, "fp16", backend="coreml")
-    given: dict[str, Any] = {"max_len": 3, "min_len": 3, "retry_badcase": False, "every_word": False}
-    texts: list[dict[str, Any]] = [
+    given = {"max_len": 3, "min_len": 3, "retry_badcase": False, "every_word": False}
+    texts = [
         {"text": "One.", "seed": 1, **given},
         {"text": "Two, three.", "seed": 2, **given},
     ]

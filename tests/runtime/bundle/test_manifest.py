@@ -129,11 +129,7 @@ def npy(shape, descr="<f4", version=b"\x01\x00", data=b""):
         ("embed_tokens", npy("(120, 8)", "|O", data=b"cposix\nsystem\n."), "cannot be read"),
         ("embed_tokens", npy("(120, 8)", "<i4", data=bytes(120 * 8 * 4)), r"got int32 of \(120, 8\)"),
         ("embed_tokens", npy("(100000000000, 100000000000)"), "cannot be read"),
-        (
-            "lm_to_dit_proj_b",
-            npy("(6,)", data=b"\xff" * 24),
-            r"lm_to_dit_proj_b\.npy: expected finite numbers",
-        ),
+        ("lm_to_dit_proj_b", npy("(6,)", data=b"\xff" * 24), r"lm_to_dit_proj_b\.npy: expected finite"),
     ],
 )
 def test_malformed_constant_is_a_one_line_error(bundle_folder, name, content, message):

@@ -76,13 +76,6 @@ def test_progress_without_a_terminal_is_periodic_lines(speaking, tmp_path, monke
     assert not (options and err)
 
 
-def test_warnings_are_lines(speaking, network, tmp_path, run):
-    network.stop_bias = np.array([1e3, 0], np.float32)
-    code, _, err = run("generate", speaking, "--text", "hello there.", "--no-retry", "-o", tmp_path / "o.wav")
-    assert code == 0
-    assert "warning: segment 1: the speech was cut off after 34 patches" in err
-
-
 COMMAND = '''
 """A command of another package."""
 from typing import Annotated

@@ -1,42 +1,8 @@
 import itertools
 
-import numpy as np
 import pytest
 
-from voxcpm_runtime.model.sequence import Chunk, build_sequence, plan_chunks
-
-PROMPT = np.arange(3 * 2 * 4, dtype=np.float32).reshape(3, 2, 4) + 1
-REFERENCE = -np.arange(2 * 2 * 4, dtype=np.float32).reshape(2, 2, 4) - 1
-
-
-NONE = np.zeros((0, 2, 4), np.float32)
-BOTH = np.concatenate([REFERENCE, PROMPT])
-
-
-@pytest.mark.parametrize(
-    ("voice", "tokens", "patches", "last", "context"),
-    [
-        ({}, [7, 8, 101], NONE, np.zeros((2, 4)), NONE),
-        ({"prompt": PROMPT}, [7, 8, 101, 0, 0, 0], PROMPT, PROMPT[2], PROMPT),
-        ({"reference": REFERENCE}, [103, 0, 0, 104, 7, 8, 101], REFERENCE, np.zeros((2, 4)), NONE),
-        # Upstream's voxcpm2 takes the last audio positions as context, whichever they are.
-        (
-            {"reference": REFERENCE, "prompt": PROMPT},
-            [103, 0, 0, 104, 7, 8, 101, 0, 0, 0],
-            BOTH,
-            PROMPT[2],
-            BOTH[1:],
-        ),
-    ],
-)
-def test_a_reference_comes_first_and_a_prompt_last(voice, tokens, patches, last, context):
-    sequence = build_sequence([7, 8], (2, 4), **voice)
-    assert sequence.tokens.tolist() == tokens
-    assert sequence.is_audio.tolist() == [token == 0 for token in tokens]
-    np.testing.assert_array_equal(sequence.patches, patches)
-    np.testing.assert_array_equal(sequence.last_patch, last)
-    np.testing.assert_array_equal(sequence.decoder_context(4), context)
-    np.testing.assert_array_equal(sequence.decoder_context(1), context[-1:])
+from voxcpm_runtime.model.sequence import Chunk, plan_chunks
 
 
 @pytest.mark.parametrize(

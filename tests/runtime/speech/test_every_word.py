@@ -90,13 +90,8 @@ def test_what_a_stream_cannot_repair_is_reported(tts):
     before = tts.generate(text, every_word=False, retry_badcase=False, **given)
     np.testing.assert_array_equal(streamed, before)
     unsaid = [word for word in words if not word.said]
-    assert [text[word.place :][: len(word.text)] for word in unsaid] == [
-        "week.",
-        "Nobody",
-        "said",
-        "a",
-        "word",
-    ]
+    said = [text[word.place :][: len(word.text)] for word in unsaid]
+    assert said == ["week.", "Nobody", "said", "a", "word"]
     (reported,) = (w.message.words for w in caught if isinstance(w.message, WordsWarning))
     assert list(reported) == unsaid
 

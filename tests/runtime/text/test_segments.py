@@ -27,7 +27,8 @@ def test_a_text_within_the_target_is_one_segment_a_paragraph():
     ]
 
 
-THREE = "One two three four. One two three four. One two three four."
+ONE = "One two three four."
+TWO, THREE = f"{ONE} {ONE}", f"{ONE} {ONE} {ONE}"
 LONG, MORE = (
     "one two three four five six seven eight nine ten,",
     "one two three four five six seven eight nine.",
@@ -39,16 +40,8 @@ LONG, MORE = (
     [
         # Sentences stay whole, and parts are balanced: a greedy split would divide the second text into 12 and 4.
         ("One two three four. " * 6, 12, f"{THREE}|{THREE}"),
-        (
-            "One two three four. " * 4,
-            12,
-            "One two three four. One two three four.|One two three four. One two three four.",
-        ),
-        (
-            "One two three four. Six seven. Eight nine ten eleven.",
-            5,
-            "One two three four.|Six seven.|Eight nine ten eleven.",
-        ),
+        ("One two three four. " * 4, 12, f"{TWO}|{TWO}"),
+        (f"{ONE} Six seven. Eight nine ten eleven.", 5, f"{ONE}|Six seven.|Eight nine ten eleven."),
         # Long ones are split at pauses; in the last one, the comma is too near the beginning.
         ("One two three, four five six.", 4, "One two three,|four five six."),
         ("One two three (four), five six.", 5, "One two three (four),|five six."),

@@ -36,10 +36,10 @@ def serve(bundle, started, listening, tmp_path):
     return begin
 
 
-def _replicas(server):
-    """The processes of the server's replicas."""
+def replicas_below(pid):
+    """The replicas among the processes below that one."""
     found = []
-    for process in psutil.Process(server.pid).children(recursive=True):
+    for process in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "ServeReplica" in " ".join(process.cmdline()):
                 found.append(process)
@@ -99,7 +99,7 @@ def test_one_replica_equals_a_plain_server(serve, spoken_alone):
 
 def test_replicas_are_added_under_load(serve, spoken_alone):
     process, url = serve("--replicas", 1, "--max-replicas", 2, "--concurrency", 1)
-    assert len(_replicas(process)) == 1
+    assert len(replicas_below(process.pid)) == 1
     stop = threading.Event()
 
     def ask():
@@ -111,7 +111,7 @@ def test_replicas_are_added_under_load(serve, spoken_alone):
     with ThreadPoolExecutor(4) as threads:
         asking = [threads.submit(ask) for _ in range(4)]
         try:
-            until(lambda: len(_replicas(process)) == 2, 120)
+            until(lambda: len(replicas_below(process.pid)) == 2, 120)
         finally:
             stop.set()
         assert set().union(*(answers.result() for answers in asking)) == {spoken_alone[LONG]}
@@ -140,16 +140,7 @@ def test_unsupported_cluster_options_are_one_line_errors(bundle, cluster, starte
 def replicas(node):
     """The replica processes on a node."""
     (raylet,) = node.all_processes["raylet"]
-    children = psutil.Process(raylet.process.pid).children(recursive=True)
-    return [process for process in children if "ServeReplica" in command_line(process)]
-
-
-def command_line(process):
-    """The command line of a process; empty if it has exited."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+    return replicas_below(raylet.process.pid)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from voxcpm_server.speech.served_bundles import (
 )
 from waiting import until
 
+pytestmark = pytest.mark.anyio
 SAID = {
     "voice": "default", "text": "Hello.", "response_format": "wav", "seed": 3, "stream": False, "model": "voxcpm",
 }  # fmt: skip
@@ -98,49 +99,43 @@ class Shelf:
         return opened
 
 
-def test_concurrent_requests_load_a_bundle_once():
-    async def asked():
-        shelf = Shelf()
-        assert shelf.bundles.names == ("a", "b", "c", "tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-        leased = await asyncio.gather(*(shelf.bundles.lease(name) for name in ("a", "tts-1", "a", None)))
-        assert [served.name for served in leased] == ["a", "generation of default"] * 2
-        assert sorted(shelf.loads) == ["a", "default"]
-        assert shelf.bundles.names[0] == "generation of default"
-        # A client that disconnects does not end the loading that others wait for.
-        clients = [asyncio.create_task(shelf.bundles.lease("b")) for _ in range(2)]
-        await asyncio.sleep(0)
-        clients[0].cancel()
-        assert (await clients[1]).name == "b"
-        assert await shelf.bundles.lease("generation of default") is leased[1]
-        # The default bundle's names take precedence over another bundle's.
-        same = Bundles(shelf.bundles.default.source, "a", {"a": leased[0].source})
-        assert await same.find("a") is same.default
-
-    asyncio.run(asked())
+async def test_concurrent_requests_load_a_bundle_once():
+    shelf = Shelf()
+    assert shelf.bundles.names == ("a", "b", "c", "tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+    leased = await asyncio.gather(*(shelf.bundles.lease(name) for name in ("a", "tts-1", "a", None)))
+    assert [served.name for served in leased] == ["a", "generation of default"] * 2
+    assert sorted(shelf.loads) == ["a", "default"]
+    assert shelf.bundles.names[0] == "generation of default"
+    # A client that disconnects does not end the loading that others wait for.
+    clients = [asyncio.create_task(shelf.bundles.lease("b")) for _ in range(2)]
+    await asyncio.sleep(0)
+    clients[0].cancel()
+    assert (await clients[1]).name == "b"
+    assert await shelf.bundles.lease("generation of default") is leased[1]
+    # The default bundle's names take precedence over another bundle's.
+    same = Bundles(shelf.bundles.default.source, "a", {"a": leased[0].source})
+    assert await same.find("a") is same.default
 
 
-def test_least_recently_used_idle_bundle_is_evicted():
-    async def asked():
-        shelf = Shelf(most=30)
-        assert await shelf.bundles.load_default() is None
-        for name in ("a", "b", "a"):
-            with await shelf.bundles.lease(name):
-                pass
-        with await shelf.bundles.lease("c"):
-            assert shelf.closed == ["b"]
-        used = await shelf.bundles.lease("a")
-        with await shelf.bundles.lease("b"):
-            # c was used later than a, but a is in use. The default bundle is never evicted.
-            assert shelf.closed == ["b", "c"]
-            with pytest.raises(ApiError, match=r"needs about 0\.0 GB in addition") as caught:
-                await shelf.bundles.lease("c")
-            assert caught.value.status_code == 503
-            assert caught.value.headers == {"Retry-After": "5"}
-        used.release()
-        await shelf.bundles.close()
-        assert shelf.closed == ["b", "c", "default", "a", "b"]
-
-    asyncio.run(asked())
+async def test_least_recently_used_idle_bundle_is_evicted():
+    shelf = Shelf(most=30)
+    assert await shelf.bundles.load_default() is None
+    for name in ("a", "b", "a"):
+        with await shelf.bundles.lease(name):
+            pass
+    with await shelf.bundles.lease("c"):
+        assert shelf.closed == ["b"]
+    used = await shelf.bundles.lease("a")
+    with await shelf.bundles.lease("b"):
+        # c was used later than a, but a is in use. The default bundle is never evicted.
+        assert shelf.closed == ["b", "c"]
+        with pytest.raises(ApiError, match=r"needs about 0\.0 GB in addition") as caught:
+            await shelf.bundles.lease("c")
+        assert caught.value.status_code == 503
+        assert caught.value.headers == {"Retry-After": "5"}
+    used.release()
+    await shelf.bundles.close()
+    assert shelf.closed == ["b", "c", "default", "a", "b"]
 
 
 def test_failed_load_is_retried_and_its_path_not_exposed(caplog):
@@ -164,11 +159,7 @@ def test_failed_load_is_retried_and_its_path_not_exposed(caplog):
 @pytest.mark.parametrize(
     ("parse", "right", "wrong"),
     [
-        (
-            parse_bytes,
-            {"8GB": 8e9, " 1.5 gib ": 1.5 * 2**30, "512KB": 512e3},
-            "8|GB|-1GB|8 parsecs|0GB|1e3MB",
-        ),
+        (parse_bytes, {"8GB": 8e9, " 1.5 gib ": 1.5 * 2**30, "9KB": 9e3}, "8|GB|-1GB|8 parsecs|0GB|1e3MB"),
         (parse_seconds, {"90s": 90, "10m": 600, " 1.5 h ": 5400}, "10|m|-1m|0m|10 parsecs|1e3s|nans"),
     ],
 )
@@ -179,27 +170,24 @@ def test_amounts_and_durations_require_a_unit(parse, right, wrong):
             parse(text, "--option")
 
 
-def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time():
-    async def asked():
-        shelf = Shelf(idle_seconds=0.2)
-        assert await shelf.bundles.load_default() is None
-        unloading = asyncio.create_task(shelf.bundles.unload_idle())
-        with await shelf.bundles.lease("a"):
-            await asyncio.sleep(0.5)
-            assert shelf.closed == ["default"]
-        # The time starts when the last use ends.
-        ended = time.monotonic()
-        while shelf.closed != ["default", "a"]:
-            assert time.monotonic() < ended + 20
-            await asyncio.sleep(0.02)
-        assert time.monotonic() > ended + 0.2
-        assert shelf.bundles.is_ready
-        leased = await asyncio.gather(*(shelf.bundles.lease() for _ in range(3)))
-        assert shelf.loads == ["default", "a", "default"]
-        assert len({served.tts for served in leased}) == 1
-        unloading.cancel()
-
-    asyncio.run(asked())
+async def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time():
+    shelf = Shelf(idle_seconds=0.2)
+    assert await shelf.bundles.load_default() is None
+    unloading = asyncio.create_task(shelf.bundles.unload_idle())
+    with await shelf.bundles.lease("a"):
+        await asyncio.sleep(0.5)
+        assert shelf.closed == ["default"]
+    # The time starts when the last use ends.
+    ended = time.monotonic()
+    while shelf.closed != ["default", "a"]:
+        assert time.monotonic() < ended + 20
+        await asyncio.sleep(0.02)
+    assert time.monotonic() > ended + 0.2
+    assert shelf.bundles.is_ready
+    leased = await asyncio.gather(*(shelf.bundles.lease() for _ in range(3)))
+    assert shelf.loads == ["default", "a", "default"]
+    assert len({served.tts for served in leased}) == 1
+    unloading.cancel()
 
 
 def test_server_unloads_when_idle_and_speaks_the_same_after(tmp_path):
@@ -303,28 +291,22 @@ def test_probes_respond_during_loading():
         assert running.get("/ready").status_code == 200
 
 
-def test_bundle_with_a_lexicon_is_evicted_whole():
-    async def asked():
-        shelf = Shelf(most=20, lexicon={"Ada": "eider"})
-        assert await shelf.bundles.load_default() is None
-        for name in ("a", "b", "c"):
-            with await shelf.bundles.lease(name) as served:
-                assert served.tts.bundle.lexicon == {"Ada": "eider"}
-
-    asyncio.run(asked())
+async def test_bundle_with_a_lexicon_is_evicted_whole():
+    shelf = Shelf(most=20, lexicon={"Ada": "eider"})
+    assert await shelf.bundles.load_default() is None
+    for name in ("a", "b", "c"):
+        with await shelf.bundles.lease(name) as served:
+            assert served.tts.bundle.lexicon == {"Ada": "eider"}
 
 
-def test_length_of_a_voice_is_in_patches_of_a_bundle_that_accepts_it():
+async def test_length_of_a_voice_is_in_patches_of_a_bundle_that_accepts_it():
     def check(architecture):
         if architecture.name != "a":
             raise InputError("made for another AudioVAE")
 
-    async def asked():
-        shelf = Shelf()
-        assert await shelf.bundles.load_default() is None
-        voice = SimpleNamespace(check=check)
-        assert shelf.bundles.patch_seconds(voice) == len("default")
-        (await shelf.bundles.lease("a")).release()
-        assert shelf.bundles.patch_seconds(voice) == len("a")
-
-    asyncio.run(asked())
+    shelf = Shelf()
+    assert await shelf.bundles.load_default() is None
+    voice = SimpleNamespace(check=check)
+    assert shelf.bundles.patch_seconds(voice) == len("default")
+    (await shelf.bundles.lease("a")).release()
+    assert shelf.bundles.patch_seconds(voice) == len("a")

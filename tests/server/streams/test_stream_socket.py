@@ -22,6 +22,7 @@ TEXT = "Hello there. This is a test of the server."
 LONG = "one two three four five six seven eight nine ten, and on we go. "
 START = {"type": "start"}
 HELLO = {"type": "text", "text": "Hello."}
+END = {"type": "end"}
 
 
 def test_fragments_equal_the_runtimes_session(server, tts):
@@ -32,7 +33,7 @@ def test_fragments_equal_the_runtimes_session(server, tts):
             start = {"type": "start", "seed": SEED, "unknown": 1, "stream": False, "instructions": "slow"}
             said(connection, start)
             said(connection, *({"type": "text", "text": fragment} for fragment in fragments))
-            said(connection, {"type": "end"})
+            said(connection, END)
             audio, (started, done) = heard(connection)
         assert audio == expected
         assert started == {
@@ -57,7 +58,7 @@ def test_speech_starts_before_the_text_ends_and_flush_speaks_the_rest(server):
         first = heard(connection, "flushed")[1][-1]["seconds"]
         # Slow text blocks nobody's turn.
         until(lambda: server.service.queue.busy == 0)
-        said(connection, {"type": "text", "text": "and four"}, {"type": "end"})
+        said(connection, {"type": "text", "text": "and four"}, END)
         (done,) = heard(connection)[1]
     assert done["seconds"] > first > 0
 
@@ -66,7 +67,7 @@ def test_connection_is_reused_with_any_format(server, tts):
     with socket_to(server) as connection:
         for form, options in (("wav", {"audio": "base64"}), ("mp3", {"speed": 2})):
             said(connection, {"type": "start", "seed": 3, "response_format": form, **options})
-            said(connection, {"type": "text", "text": TEXT}, {"type": "end"})
+            said(connection, {"type": "text", "text": TEXT}, END)
             audio, (started, done) = heard(connection)
             samples, rate = soundfile.read(io.BytesIO(audio))
             assert (started["sample_rate"], rate) == (24_000, 24_000)
@@ -86,7 +87,7 @@ def test_cancel_ends_the_speech_and_the_next_one_starts(server, tts):
         done = heard(connection)[1][-1]
         assert done["cancelled"] is True
         assert done["seconds"] < 60
-        said(connection, {"type": "start", "seed": 7}, {"type": "text", "text": "Hi."}, {"type": "end"})
+        said(connection, {"type": "start", "seed": 7}, {"type": "text", "text": "Hi."}, END)
         assert heard(connection)[0] == spoken_by(tts, "Hi.", seed=7)
     until(lambda: idle(server))
 
@@ -96,9 +97,9 @@ def test_sessions_take_turns_with_requests_and_with_each_other(serve, euler_step
     # The first one speaks long enough: it neither ends nor fills the buffers of a waiting reader.
     euler_steps.go = go = threading.Event()
     with socket_to(running) as first, socket_to(running) as second, socket_to(running) as third:
-        said(first, START, {"type": "text", "text": LONG * 40}, {"type": "end"})
+        said(first, START, {"type": "text", "text": LONG * 40}, END)
         until(lambda: running.service.queue.busy == 1)
-        said(second, START, {"type": "text", "text": "Hello."}, {"type": "end"})
+        said(second, START, {"type": "text", "text": "Hello."}, END)
         until(lambda: running.service.queue.waiting == 1)
         # The queue is full for requests and for sessions.
         body = {"model": "tts-1", "input": "Hello."}
@@ -185,7 +186,7 @@ def test_first_audio_seconds_start_with_the_first_complete_sentence(serve):
 def test_metrics_count_websockets(serve):
     running = serve()
     with socket_to(running) as connection:
-        said(connection, START, {"type": "text", "text": "Hello."}, {"type": "end"})
+        said(connection, START, {"type": "text", "text": "Hello."}, END)
         heard(connection)
     with socket_to(running) as connection:
         said(connection, {"type": "nonsense"})
@@ -211,15 +212,11 @@ def test_metrics_count_websockets(serve):
         ([{}], "expected start, text", "type"),
         ([HELLO], "send start first", "type"),
         ([START, START], "a speech is in progress", "type"),
-        ([START, {"type": "text", "text": LONG}, {"type": "end"}, HELLO], "send start first", "type"),
+        ([START, {"type": "text", "text": LONG}, END, HELLO], "send start first", "type"),
         ([START, {"type": "text", "text": 5}], "expected a string", "text"),
         ([START, *[{"type": "text", "text": "a" * 2049}] * 2], "at most 4096 characters", "text"),
-        ([START, {"type": "text", "text": "Hi \ud83d"}, {"type": "end"}], "not valid Unicode", "text"),
-        (
-            [{**START, "strict": True}, {"type": "text", "text": "漢字漢字漢字。"}, {"type": "end"}],
-            "letters a to z",
-            "text",
-        ),
+        ([START, {"type": "text", "text": "Hi \ud83d"}, END], "not valid Unicode", "text"),
+        ([{**START, "strict": True}, {"type": "text", "text": "漢字。"}, END], "letters a to z", "text"),
         ([{**START, "model": "tts-9"}], "expected one of voxcpm", "model"),
         ([{**START, "sample_rate": 12_345, "response_format": "mp3"}], "mp3 supports 8000", "sample_rate"),
         ([{**START, "audio": "paper"}], "'binary' or 'base64'", "audio"),
@@ -248,7 +245,7 @@ def test_oversized_message_is_rejected_by_its_header(server):
 def test_overlong_speech_is_ended(serve):
     running = serve(max_audio_seconds=1)
     with socket_to(running) as connection:
-        said(connection, START, {"type": "text", "text": LONG}, {"type": "end"})
+        said(connection, START, {"type": "text", "text": LONG}, END)
         error, _ = refusal(connection)
     assert error["code"] == "speech_too_long"
 
@@ -334,7 +331,7 @@ def test_no_conversation_begins_during_shutdown(server, monkeypatch):
 @pytest.mark.long
 def test_speed_of_a_stream_excludes_a_slow_reader(serve):
     running = serve(buffer_seconds=1)
-    messages = ({**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 10}, {"type": "end"})
+    messages = ({**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 10}, END)
     with slow_reader(running, *messages) as raw:
         until(lambda: running.service.streams)
         (stream,) = running.service.streams

@@ -54,8 +54,9 @@ def exchanged(server, *events, last=AudioStop.is_type):
     return asyncio.run(talk())
 
 
+@pytest.mark.anyio
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one address of loopback")
-def test_idle_clients_of_one_host_do_not_block_others(serve):
+async def test_idle_clients_of_one_host_do_not_block_others(serve):
     """With several keys, one owner may have half of the conversations."""
     running = serve(keys=("a", "b"), max_conversations=4)
 
@@ -66,14 +67,11 @@ def test_idle_clients_of_one_host_do_not_block_others(serve):
         writer.write(b'{"type": "ping"}\n')
         return writer, json.loads(await asyncio.wait_for(reader.readline(), 20))
 
-    async def talk():
-        hosts = ("127.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.2")
-        connections = [await pinged(host) for host in hosts]
-        for writer, _ in connections:
-            writer.close()
-        return [answer["type"] for _, answer in connections]
-
-    assert asyncio.run(talk()) == ["pong", "pong", "error", "pong"]
+    hosts = ("127.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.2")
+    connections = [await pinged(host) for host in hosts]
+    for writer, _ in connections:
+        writer.close()
+    assert [answer["type"] for _, answer in connections] == ["pong", "pong", "error", "pong"]
 
 
 def pcm_of(events):
@@ -107,33 +105,30 @@ def test_synthesize(server, tts):
     assert times[-1] < len(pcm) / 2 / tts.sample_rate * 1000
 
 
+@pytest.mark.anyio
 @pytest.mark.usefixtures("seeded")
-def test_streaming_synthesis(server, tts):
-    async def talk():
-        async with AsyncTcpClient("127.0.0.1", server.ports["wyoming"], read_timeout=30) as client:
+async def test_streaming_synthesis(server, tts):
+    answers = []
+    async with AsyncTcpClient("127.0.0.1", server.ports["wyoming"], read_timeout=30) as client:
 
-            async def say(*events):
-                for event in events:
-                    await client.write_event(event.event())
+        async def say(*events):
+            for event in events:
+                await client.write_event(event.event())
 
-            await say(SynthesizeStart(), SynthesizeChunk("Hello the"), SynthesizeChunk("re. How"))
-            answers = []
-            while not pcm_of(answers):
+        async def hear(kind):
+            while not (answers and kind.is_type(answers[-1].type)):
                 answers.append(await client.read_event())
-            # Audio arrives before the text ends. Home Assistant repeats the whole text before stopping.
-            await say(SynthesizeChunk(" are you?"), Synthesize("Hello there. How are you?"), SynthesizeStop())
-            while not SynthesizeStopped.is_type(answers[-1].type):
-                answers.append(await client.read_event())
-            # The connection is reused for a text that is not streamed.
-            await say(Synthesize("Hi."))
-            while not AudioStop.is_type(answers[-1].type):
-                answers.append(await client.read_event())
-            await say(Ping("end"))
-            while not Pong.is_type(answers[-1].type):
-                answers.append(await client.read_event())
-        return answers
 
-    answers = asyncio.run(talk())
+        await say(SynthesizeStart(), SynthesizeChunk("Hello the"), SynthesizeChunk("re. How"))
+        await hear(AudioChunk)
+        # Audio arrives before the text ends. Home Assistant repeats the whole text before stopping.
+        await say(SynthesizeChunk(" are you?"), Synthesize("Hello there. How are you?"), SynthesizeStop())
+        await hear(SynthesizeStopped)
+        # The connection is reused for a text that is not streamed.
+        await say(Synthesize("Hi."))
+        await hear(AudioStop)
+        await say(Ping("end"))
+        await hear(Pong)
     expected = [spoken_by(tts, text, seed=SEED) for text in ("Hello there. How are you?", "Hi.")]
     assert pcm_of(answers) == b"".join(expected)
     others = [answer.type for answer in answers if not AudioChunk.is_type(answer.type)]

@@ -13,7 +13,7 @@ X = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
 
 Case = tuple[str, dict[str, Any], Callable[[Any], Any]]
 """Kind, arguments of the builder, and the same in numpy."""
-OF_ANY_NUMBER: list[Case] = [
+OF_ANY_NUMBER = [
     ("abs", {}, np.abs),
     ("cos", {}, np.cos),
     ("exp", {}, np.exp),
@@ -26,12 +26,12 @@ OF_ANY_NUMBER: list[Case] = [
     ("softmax", {"axis": 0}, lambda x: special.softmax(x, 0)),
     ("softmax", {"axis": -1}, lambda x: special.softmax(x, -1)),
 ]
-OF_A_POSITIVE_NUMBER: list[Case] = [
+OF_A_POSITIVE_NUMBER = [
     ("sqrt", {}, np.sqrt),
     ("rsqrt", {"epsilon": 0.25}, lambda x: 1 / np.sqrt(x + 0.25)),
     ("pow", {"y": np.float32(3)}, lambda x: x**3),
 ]
-ON_AXES: list[Case] = [
+ON_AXES = [
     ("reduce_max", {"axes": [-1], "keep_dims": True}, lambda x: x.max(-1, keepdims=True)),
     ("reduce_mean", {"axes": [0, 2]}, lambda x: x.mean((0, 2))),
     ("reduce_sum", {"axes": [1]}, lambda x: x.sum(1)),
@@ -58,7 +58,7 @@ ON_AXES: list[Case] = [
     ("pad", {"pad": [2, 1], "mode": "reflect"}, lambda x: np.pad(x, [(0, 0), (0, 0), (2, 1)], "reflect")),
     ("pad", {"pad": [2, 1], "mode": "replicate"}, lambda x: np.pad(x, [(0, 0), (0, 0), (2, 1)], "edge")),
 ]  # fmt: skip
-OF_TWO: dict[str, Callable[..., Any]] = {
+OF_TWO = {
     "add": np.add,
     "maximum": np.maximum,
     "minimum": np.minimum,
@@ -152,30 +152,14 @@ def test_scatter_replaces_slices_or_elements(lab, kind, axis):
     np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_scatter_along_axis_replaces_elements(lab: Any, axis: int) -> None:
-    updates = -1 - np.take(X, [0, 1], axis)
-    indices = (
-        np.take(np.indices(X.shape).sum(0), [0, 1], axis).astype(np.int32) % 2
-    )  # Both, in an order that differs by place
-    expected = X.copy()
-    np.put_along_axis(expected, indices, updates, axis)
-
-    def build(x: Any, i: Any, u: Any) -> Any:
-        return lab.mb.scatter_along_axis(data=x, indices=i, updates=u, axis=axis, mode="update")
-
-    (result,) = lab.run(build, {"x": X, "i": indices, "u": updates}, "scatter_along_axis")
-    np.testing.assert_array_equal(result, expected)
-
-
 @pytest.mark.parametrize("axes", [1, 2])
-def test_scatter_nd_replaces_slices_at_indices_on_the_first_axes(lab: Any, axes: int) -> None:
+def test_scatter_nd_replaces_slices_at_indices_on_the_first_axes(lab, axes):
     indices = np.array([[1, 0], [0, 1]], np.int32)[:, :axes]
     updates = -1 - X[tuple(indices.T)]
     expected = X.copy()
     expected[tuple(indices.T)] = updates
 
-    def build(x: Any, i: Any, u: Any) -> Any:
+    def build(x, i, u):
         return lab.mb.scatter_nd(data=x, indices=i, updates=u, mode="update")
 
     (result,) = lab.run(build, {"x": X, "i": indices, "u": updates}, "scatter_nd")

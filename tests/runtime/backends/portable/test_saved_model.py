@@ -1,7 +1,5 @@
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +15,8 @@ def package(lab, rng, monkeypatch):
     """A linear layer of 6 kB in int8, which counts as large here."""
     monkeypatch.setattr(sessions, "_MIN_PREPARED_BYTES", 1024)
     weight = rng.standard_normal((64, 96)).astype(np.float32)
-    build: Callable[[Any], Any] = lambda x: lab.mb.linear(x=x, weight=weight)  # noqa: E731
-    path: Path = lab.save(quantized(lab.convert(build, {"x": ("float32", (1, 5, 96))})))
-    return path
+    model = lab.convert(lambda x: lab.mb.linear(x=x, weight=weight), {"x": ("float32", (1, 5, 96))})
+    return lab.save(quantized(model))
 
 
 def result(package, key="digest"):
@@ -38,7 +35,7 @@ def test_second_start_reuses_the_saved_model(package, private_cache, monkeypatch
     np.testing.assert_array_equal(result(package), plain)
     (entry,) = entries(private_cache)
     assert {file.name for file in entry.iterdir()} == {sessions.MODEL, sessions.WEIGHTS, RECORDS_FILE}
-    opened: list[Any] = []
+    opened = []
     session = ort.InferenceSession
     monkeypatch.setattr(
         ort,
