@@ -1,13 +1,12 @@
 """Which attention heads of the base LM follow the text as it is said: a calibration that needs no recordings.
 
 The model speaks a few texts. A head is good if the text position it attends to advances steadily, and it attends to
-little else. Its time shift makes the words after commas begin where the pauses in the speech end.
+little else. With its time shift, the loud letters that it has reached are where the speech is loud.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -24,6 +23,7 @@ from voxcpm_conversion.step_modules import build_step
 from voxcpm_conversion.vectors import time_embedding
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
 MIN_SCORE = 0.5
 """Heads with a lower score may not follow the text. Those of random weights have 0.2 at most; trained ones from 0.5 on
@@ -38,9 +38,11 @@ TEXTS = (
 )
 _KV_LENGTH, _EULER_STEPS, _CFG_VALUE = 512, 10, 2.0
 _MIN_PATCHES, _MAX_PATCHES = 4, 64  # Of each text, whose natural duration is about 35 patches
+_SHIFTS = np.arange(-40, 81) / 200
+"""Seconds. With a wider range, letters might match the syllable after their own."""
+_LOUD = "aeiouylr"  # Vowels and liquids
 _FRAME, _QUIET, _MIN_PAUSE = 0.01, 35.0, 6
 """Seconds of a frame, decibels below the loud frames from which it is silent, and frames of the shortest pause."""
-_NEAR = 0.4  # Seconds within which a pause may belong to a comma
 
 
 def with_alignment(
@@ -59,25 +61,22 @@ def with_alignment(
         report("alignment", done, len(TEXTS))
         encoded = speaker.tokenizer.encode(text, add_special_tokens=False)
         rows, audio = speaker.speak(encoded.ids, seed=done)
-        # A word's first letter belongs to the last token that begins there or before.
-        words = [match.end() for match in re.finditer(r", ", text)]
-        tokens = [max(i for i, (start, _) in enumerate(encoded.offsets) if start <= word) for word in words]
-        spoken.append((rows, tokens, _pause_ends(audio, a.output_sample_rate)))
+        spoken.append((text, rows, [*(start for start, _ in encoded.offsets), len(text)], audio))
         if head_scores(rows).max() < MIN_SCORE / 2:
             break  # The other texts would take minutes
-    scores = np.mean([head_scores(rows) for rows, _, _ in spoken], axis=0)
-    best, score, near = int(scores.argmax()), float(scores.max()), list[float]()
-    for rows, tokens, ends in spoken:
-        times = np.arange(1, len(rows) + 1) * a.patch_seconds
-        reached = np.interp(tokens, np.maximum.accumulate(_positions(rows)[:, best]), times)
-        late = ends - reached[:, None]
-        near += late[np.abs(late) < _NEAR].tolist()
-    if score < MIN_SCORE or not near:
+    scores = np.mean([head_scores(rows) for _, rows, *_ in spoken], axis=0)
+    best, score = int(scores.argmax()), float(scores.max())
+    if score < MIN_SCORE:
         say(f"alignment: none, as no head of the base LM follows the text (score {score:.2f} of {MIN_SCORE})")
         return sizes
+    fits = np.zeros(len(_SHIFTS))
+    for text, rows, places, audio in spoken:
+        position = np.maximum.accumulate(_positions(rows)[:, best])
+        reached = np.interp(position, np.arange(len(places)), places)
+        fits += _shift_fits(text, reached, a.patch_seconds, audio, a.output_sample_rate)
     layer, head = divmod(best, a.base_lm.num_heads)
     say(f"alignment: head {head} of layer {layer} of the base LM (score {score:.2f})")
-    chosen = AlignmentHead(layer, head, round(float(np.median(near)), 3), round(score, 3))
+    chosen = AlignmentHead(layer, head, float(_SHIFTS[fits.argmax()]), round(score, 3))
     return sizes.model_copy(update={"alignment": (chosen,)})
 
 
@@ -104,14 +103,33 @@ def _positions(rows: Floats) -> Floats:
     return np.asarray(rows @ np.arange(rows.shape[2]) / np.maximum(rows.sum(axis=2), 1e-9))
 
 
-def _pause_ends(audio: Floats, rate: int) -> Floats:
-    """When pauses within speech end, in seconds."""
+def _shift_fits(text: str, reached: Doubles, patch_seconds: float, audio: Floats, rate: int) -> Doubles:
+    """How well loud letters match loudness in `audio` (samples,) at each of `_SHIFTS`: covariance (shifts,).
+
+    reached: index of the character that a head looks at while each patch but the last is fed (patches - 1,); it never
+    falls. A character sounds from when it is reached until the next one is.
+    """
+    times, loudness = _loudness(audio, rate)
+    loud = [float(letter in _LOUD) for letter in text]
+    fed = np.arange(1, len(reached) + 1) * patch_seconds
+    places = np.interp(times[:, None] - _SHIFTS, fed, reached)
+    expected = np.interp(places, np.arange(len(text)) + 0.5, loud)
+    return np.asarray(loudness @ expected / len(times))
+
+
+def _loudness(audio: Floats, rate: int) -> tuple[Doubles, Doubles]:
+    """Seconds and loudness, with mean 0 and variance 1, of the frames outside pauses, in which heads may look ahead."""
     size = round(rate * _FRAME)
     power = np.square(audio[: len(audio) // size * size].reshape(-1, size)).mean(axis=1)
-    silent = power < np.percentile(power, 95) * 10 ** (-_QUIET / 10)
-    edges = np.flatnonzero(np.diff(silent.astype(int), prepend=0))
-    begins, ends = edges[0 : len(edges) // 2 * 2 : 2], edges[1::2]
-    return np.asarray(ends[(begins > 0) & (ends - begins >= _MIN_PAUSE)] * _FRAME)
+    quiet = np.percentile(power, 95) * 10 ** (-_QUIET / 10)
+    spoken = np.ones(len(power), bool)
+    edges = np.flatnonzero(np.diff((power < quiet).astype(int), prepend=0, append=0))
+    for begin, end in edges.reshape(-1, 2):
+        spoken[begin:end] = end - begin < _MIN_PAUSE
+    level = np.log(np.maximum(power, quiet)[spoken])
+    return np.asarray((np.flatnonzero(spoken) + 0.5) * _FRAME), np.asarray(
+        (level - level.mean()) / level.std()
+    )
 
 
 class _Speaker:
