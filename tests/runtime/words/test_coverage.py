@@ -69,6 +69,17 @@ def test_short_and_chinese_texts_end_where_their_last_word_is(text):
     assert follower.ends(stops=True, attention=rows(last, text=text)[0])
 
 
+def test_long_words_are_said_to_their_end_and_long_tokens_are_no_jump():
+    text = "that is extraordinary"
+    for last, ends in ((8, False), (16, False), (17, True)):
+        assert follow(*range(0, last, 3), last, text=text).ends(stops=True, attention=rows(last, text=text)[0]) == ends
+    text = "quite extraordinarily nice"
+    follower = Follower(text, [0, 6, 22], slice(5, 8))
+    for row in rows(0, 1, 2, text="abc"):
+        follower.ends(stops=False, attention=row)
+    assert counted(follower, text) == [1, 1, 1]
+
+
 def test_a_clause_that_is_said_again_is_repaired_from_before_the_jump():
     follower = follow(*range(0, 23, 3), 0, 3, 6)
     # The jump is after patch 7, and noticed two patches later.
