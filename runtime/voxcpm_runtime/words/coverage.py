@@ -67,8 +67,10 @@ class Follower:
         end = max(letters[last] - _END, letters[begin])
         self._end = max(int(np.searchsorted(at, end, side="right")) - 1, 0)
         # The cost of an advance that ends at each token, by `_MAX_TOKENS` to 0 tokens.
-        before = np.concatenate([np.full(_MAX_TOKENS, -np.inf), at])
-        steps = at[:, np.newaxis] - np.lib.stride_tricks.sliding_window_view(before, _MAX_TOKENS + 1)
+        self._before = np.concatenate([np.full(_MAX_TOKENS, -np.inf), at])
+        self._windows = np.lib.stride_tricks.sliding_window_view(self._before, _MAX_TOKENS + 1)
+        self._tokens = np.arange(count)
+        steps = at[:, np.newaxis] - self._windows
         self._costs = np.where(steps <= _MAX_ADVANCE, np.minimum(_USUAL_ADVANCE - steps, 0.0), -np.inf)
         self._costs[1:, -2] = 0.0  # The next token, however long this one is
         self._first = np.where(at - at[:1] <= _MAX_ADVANCE, 0.0, -_JUMP)
@@ -151,11 +153,11 @@ class Follower:
             self._rows.append(_Row(self._first + likely, np.full(len(row), -1), jumps, 0, 0))
             return
         last = self._rows[-1]
-        before = np.concatenate([np.full(_MAX_TOKENS, -np.inf), last.scores])
-        ways = np.lib.stride_tricks.sliding_window_view(before, _MAX_TOKENS + 1) + self._costs
+        self._before[_MAX_TOKENS:] = last.scores
+        ways = self._windows + self._costs
         step = ways.argmax(axis=1)
-        origins = np.arange(len(row)) - _MAX_TOKENS + step
-        scores = ways[np.arange(len(row)), step]
+        origins = self._tokens - _MAX_TOKENS + step
+        scores = ways[self._tokens, step]
         best = int(last.scores.argmax())
         jumps = last.scores[best] - _JUMP > scores
         origins = np.where(jumps, best, origins)
