@@ -27,7 +27,6 @@ from voxcpm_validation.listening.recognition import (
     Recogniser,
     is_repeated,
     longest_lost_run,
-    normalized,
     word_errors,
 )
 
@@ -148,14 +147,11 @@ def table(file: Path) -> None:
         groups[record["group"], record["mode"]].append(record)
     for (group, mode), records in groups.items():
         lost, twice, reported = (sum(r[key] for r in records) for key in ("lost", "twice", "reported"))
-        counted = [
-            word_errors(normalized(r["text"]).split(), normalized(r["heard"]).split()) for r in records
-        ]
-        rate = sum(c.errors for c in counted) / sum(c.words for c in counted)
+        errors = word_errors([r["text"] for r in records], [r["heard"] for r in records])
         silent = sum((r["lost"] or r["twice"]) and not r["reported"] for r in records)
         print(
             f"{group:10} {mode:7} {len(records):5} utterances: lost {lost}, twice {twice}, reported {reported}, "
-            f"lost or twice without a report {silent}, WER {rate:.1%}"
+            f"lost or twice without a report {silent}, WER {errors.rate:.1%}"
         )
 
 

@@ -13,6 +13,7 @@ from swift.driver import RecordedNoise, write_case
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.audio.reading import resample, trim_silence
+from voxcpm_runtime.audio.stretching import Stretching
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech import gathering
@@ -35,7 +36,7 @@ TIMED = (
 )
 MARKED_UP = (
     "[pause 0.2s]The river runs. <sub alias='It ran'>X</sub> all night, Nguyen. <s>And we walked</s> home, so far, and "
-    "sat.[voice ada]Nguyen sat by the fire.[/voice], far.<p>The sea was far.</p> We talked of it. [spell]a1[/spell]"
+    "sat.[voice ada]Nguyen sat by the fire.[/voice], far.<p>The sea was far.</p> [rate 1.4]We talked of it. [spell]a1[/spell]"
     "[pause 1.5s]"
 )
 MARKUP = {
@@ -152,7 +153,7 @@ def record_speech(folder, tts, bundle):
         cases = {name: (text, voice, {**o, "every_word": False}) for name, (text, voice, o) in cases.items()}
         if tts.bundle.manifest.sizes.alignment:
             # Jumps at random, which are repaired.
-            given = {"segment_tokens": 12, "max_len": 60, "seed": 3, "retry_badcase": False}
+            given = {"segment_tokens": 12, "max_len": 60, "seed": 3, "retry_badcase": False, "speed": 0.8}
             cases["followed"] = (LONG, prompt, given)
     for name, (text, voice, options) in cases.items():
         # Short speech is enough for quantised arithmetic, whose rounding decides where it stops.
@@ -200,7 +201,7 @@ def write_speech(folder, tts, bundle, text, voice, options):
                 "text": p.text, "said": p.said, "transcript": p.transcript, "tokens": [int(t) for t in p.tokens],
                 "transcript_tokens": [int(t) for t in p.transcript_tokens],
                 "target": p.target_tokens, "letters": p.letters, "anchors": p.anchors, "followed": bool(p.followed),
-                "ends_paragraph": p.ends_paragraph, "voice": p.voice and p.voice.name, "before": p.before,
+                "ends_paragraph": p.ends_paragraph, "voice": p.voice and p.voice.name, "speed": p.speed, "before": p.before,
                 "after": p.after,
             }
             for p in planned
@@ -361,5 +362,9 @@ def record_files(folder):
     quiet *= np.where((np.arange(60000) > 21000) & (np.arange(60000) < 33000), 0.2, 0.0005).astype(np.float32)
     quiet.tofile(folder / "quiet.f32")
     trim_silence(quiet, 16000).tofile(folder / "quiet-trimmed.f32")
+    for speed in (0.5, 1.3):
+        stretch = Stretching(speed, 16000)
+        pieces = [stretch(quiet[at : at + 700], last=at + 700 >= len(quiet)) for at in range(0, len(quiet), 700)]
+        np.concatenate(pieces).tofile(folder / f"quiet-at-{speed}.f32")
     for rate in (16000, 24000, 48000):
         resample(sound, 44100, rate).tofile(folder / f"sound-{rate}.f32")

@@ -187,10 +187,10 @@ def _is_kept(pattern):
 
 
 _MARKS = """
-[pause 1s]|[pause .5s]|[pause 2]|[voice emma]|[voice liam]|[/voice]|[spell]|[/spell]|[laugh]|\\[|\\]|<break/>|<break time='300ms'/>
+[pause 1s]|[pause .5s]|[pause 2]|[voice emma]|[voice liam]|[/voice]|[spell]|[/spell]|[laugh]|\\[|\\]|<break/>|<break time='300ms'/>|[rate 1.5]|[/rate]
 <break strength='weak'/>|<p>|</p>|<s>|</s>|<sub alias='be &lt;ta'>|</sub>|<voice name='emma'>|</voice>|<voice name='default'>
 <say-as interpret-as='cardinal'>|<say-as interpret-as='characters'>|</say-as>|a&amp;b|c&#233;d|<!-- a > [b] -->|<![CDATA[c > <d> [e]]]>
-<x/>|<speak>|</speak>|<p xml:lang='en'>|<s a='b'>|e&nbsp;
+<prosody rate='x-slow'>|<prosody rate='+40%'>|</prosody>|[rate -10%]|[rate 9]|<x/>|<speak>|</speak>|<p xml:lang='en'>|<s a='b'>|e&nbsp;
 """
 
 
@@ -199,13 +199,13 @@ def marked_up_texts():
     rng = random.Random(6)
     words = ["one", "Two.", " ", "\n", "”", ", ", "…", "é", "🙂", "3", "名", " and ", "?", "  "]
     marks = [mark for line in _MARKS.strip().split("\n") for mark in line.split("|")]
-    few = [mark for mark in marks if mark[1:2] in "pvb\\!s" and "speak" not in mark and "2]" not in mark]
+    few = [mark for mark in marks if mark[1:2] in "pvbr\\!s" and "speak" not in mark and "2]" not in mark]
     for _ in range(3000):
         chosen = rng.choice((marks, few, few, few))
         parts = [rng.choice(words if rng.random() < 0.6 else chosen) for _ in range(rng.randrange(1, 12))]
         for index in range(len(parts)):
             if rng.random() < 0.8 and (
-                name := re.fullmatch(r"<(p|s|sub|voice|say-as)\b[^>]*>", parts[index])
+                name := re.fullmatch(r"<(p|s|sub|voice|prosody|say-as)\b[^>]*>", parts[index])
             ):
                 parts.insert(rng.randrange(index + 1, len(parts) + 1), f"</{name[1]}>")
         text = "".join(parts)
@@ -217,7 +217,7 @@ def marked_up_texts():
             ways = [(0, None), (1, None), (0, -1), (2, 4)]
             yield text, [
                 [p.said, [p.written(*slice(*way).indices(len(p.said))[:2]) for way in ways],
-                 p.voice and p.voice.name, p.pause, p.after]
+                 p.voice and p.voice.name, p.pause, p.after, p.rate]
                 for p in found
             ]  # fmt: skip
 

@@ -40,7 +40,7 @@ from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 
 Event = dict[str, Any]
 
-FLOORS: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.995, "int8": 0.99, "int4": 0.85}
+FLOORS: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.995, "int8": 0.965, "int4": 0.73}
 """Minimum correlation with the float32 test vectors: at least three times as far from 1 as the worst measured on the
 portable backend, also with every result rounded to fp16 (TRIALS.md). The base LM is worst, because its quantiser
 sometimes rounds to another level, and in int4 because of its weights."""

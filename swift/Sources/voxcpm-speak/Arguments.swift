@@ -18,7 +18,8 @@ let usage = """
       --prompt WAV         a recording to continue, with --prompt-text TEXT, its transcript
       --reference WAV      a recording of the voice (VoxCPM2)
       --control TEXT       a voice or style in words (VoxCPM2)
-      --markup             read [pause 0.5s], [voice NAME], [spell] and SSML in the text; NAME is built in
+      --markup             read [pause 0.5s], [voice NAME], [rate 1.2], [spell] and SSML; NAME is built in
+      --speed X            how many times faster to speak, 0.25 to 4
       --lexicon FILE       lines of a word, a tab, and what is said for it
       --seed N             the same seed gives the same speech
       --max-len N          maximum number of patches
@@ -66,6 +67,7 @@ struct Arguments {
         case "--control": options.control = value
         case "--lexicon": options.lexicon.merge(try lexiconEntries(contentsOf: URL(fileURLWithPath: value))) { $1 }
         case "--seed": options.seed = try number(word, value)
+        case "--speed": options.speed = try number(word, value)
         case "--max-len": options.maxLen = try number(word, value)
         case "--precision":
             guard let known = Manifest.Precision(rawValue: value) else {
@@ -83,7 +85,7 @@ struct Misuse: Error {
     init(_ text: String) { self.text = text }
 }
 
-private func number<Number: FixedWidthInteger>(_ option: String, _ value: String) throws -> Number {
-    guard let number = Number(value) else { throw Misuse("\(option): expected a whole number, got \(value)") }
+private func number<Number: LosslessStringConvertible>(_ option: String, _ value: String) throws -> Number {
+    guard let number = Number(value) else { throw Misuse("\(option): expected \(Number.self == Double.self ? "a" : "a whole") number, got \(value)") }
     return number
 }

@@ -31,16 +31,12 @@ final class MarkupTests: XCTestCase {
     func testPartsAreThoseOfPython() throws {
         for row in try table("parts", [[Any]].self) {
             let text = try XCTUnwrap(row[0] as? String), expected = try XCTUnwrap(row[1] as? [[Any]])
-            // The package speaks at one speed.
-            if text.contains("rate") {
-                XCTAssertThrowsError(try parts(text)) { XCTAssertTrue("\($0)".contains(": rates need Python"), "\($0)") }
-                continue
-            }
             let found = try parts(text)
             XCTAssertEqual(found.count, expected.count, text)
             for (part, wanted) in zip(found, expected) {
                 assertSame(part.said.trimming(\.isSpace).string, try XCTUnwrap(wanted[0] as? String), text)
                 XCTAssertEqual(part.voice?.name ?? "", wanted[1] as? String, text)
+                XCTAssertEqual(part.rate, try XCTUnwrap(wanted[2] as? Double), accuracy: 1e-12, text)
                 XCTAssertEqual(part.pause, (wanted[3] as? NSNumber)?.doubleValue, text)
             }
         }
@@ -51,7 +47,7 @@ final class MarkupTests: XCTestCase {
     }
 
     func testErrorsArePythonsWithTheirPlaces() throws {
-        for row in try table("errors", [[String]].self) where !row[0].contains("rate") {
+        for row in try table("errors", [[String]].self) {
             XCTAssertThrowsError(try parts(row[0]), row[0]) { error in
                 // Of what is not XML, the parsers name different columns.
                 let column = row[1].contains("XML needs") ? #/, column \d+/# : #/$^/#
@@ -78,6 +74,7 @@ final class MarkupTests: XCTestCase {
                     XCTAssertEqual(part.voice?.name, wanted[2] as? String, text)
                     XCTAssertEqual(part.pause, (wanted[3] as? NSNumber)?.doubleValue, text)
                     XCTAssertEqual(part.after, (wanted[4] as? NSNumber)?.doubleValue, text)
+                    XCTAssertEqual(part.rate, try XCTUnwrap(wanted[5] as? Double), accuracy: 1e-12, text)
                 }
             } catch let error as VoxCPMError {
                 let expected = row[1] as? String ?? "parts"

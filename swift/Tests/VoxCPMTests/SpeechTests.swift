@@ -232,6 +232,7 @@ struct Case {
         let target, letters: Int
         let anchors, followed, ends_paragraph: Bool
         let voice: String?
+        let speed: Double
         let before: Double?
         let after: Double
     }
@@ -257,7 +258,7 @@ struct Case {
                 text: $0.text, said: $0.said, transcript: $0.transcript, tokens: $0.tokens,
                 transcriptTokens: $0.transcript_tokens, targetTokens: $0.target, letters: $0.letters,
                 endsParagraph: $0.ends_paragraph, anchors: $0.anchors, voice: $0.voice == nil ? nil : ada,
-                before: $0.before, after: $0.after, followed: $0.followed)
+                speed: $0.speed, before: $0.before, after: $0.after, followed: $0.followed)
         }
         var options = Options()
         options.findVoice = { name in
@@ -275,6 +276,7 @@ struct Case {
             case "retry_badcase": options.retryBadcase = whole != 0
             case "retry_badcase_ratio_threshold": options.retryBadcaseRatioThreshold = double
             case "segment_tokens": options.segmentTokens = whole
+            case "speed": options.speed = double
             case "paragraph_pause": options.paragraphPause = double
             case "cfg_value": options.cfgValue = Float(double)
             case "inference_timesteps": options.inferenceTimesteps = whole

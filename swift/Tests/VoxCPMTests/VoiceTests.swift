@@ -101,6 +101,19 @@ final class VoiceTests: XCTestCase {
         }
     }
 
+    func testSpeechIsStretchedAsInPython() throws {
+        let folder = try Recorded.folder("voices"), quiet = try Recorded.floats(folder, "quiet")
+        for speed in [0.5, 1.3] {
+            var stretch = Stretching(speed: speed, sampleRate: 16000), found: [Float] = []
+            for at in stride(from: 0, to: quiet.count, by: 999) {
+                found += stretch(Array(quiet[at...].prefix(999)), isLast: at + 999 >= quiet.count)
+            }
+            let expected = try Recorded.floats(folder, "quiet-at-\(speed)")
+            XCTAssertEqual(found.count, expected.count)
+            XCTAssertLessThan(relativeError(found, expected), 1e-6, "\(speed)")
+        }
+    }
+
     func testSilenceIsCutAsInPython() throws {
         let folder = try Recorded.folder("voices"), quiet = try Recorded.floats(folder, "quiet")
         let expected = try Recorded.floats(folder, "quiet-trimmed")

@@ -74,7 +74,7 @@ struct Narration {
             return nil
         }
         var samples: [Float] = []
-        if let pause = segment.before ?? (isPaused ? plan.options.paragraphPause : nil) {
+        if let pause = segment.before ?? (isPaused ? plan.options.paragraphPause / plan.options.speed : nil) {
             samples = try await silence(pause, segment, emit)
         }
         let voice = segment.voice ?? self.voice
@@ -116,7 +116,7 @@ struct Narration {
         let spoken = SpokenSegment(
             text: segment.text, sampleCount: best.samples.count, latents: best.latents,
             seed: noise == nil ? plan.seed(segment: index, attempt: best.number) : nil, attempts: attempts.count,
-            stopped: best.stopped, suspicion: best.suspicion, expectedSeconds: utterance.length.seconds,
+            stopped: best.stopped, suspicion: best.suspicion, expectedSeconds: utterance.length.seconds.map { $0 / segment.speed },
             endsParagraph: segment.endsParagraph, words: best.words, replaced: segment.replaced)
         if segment.after > 0 { samples += try await silence(segment.after, segment, emit) }
         finish(segment, spoken)

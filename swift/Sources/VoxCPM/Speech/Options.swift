@@ -28,11 +28,13 @@ public struct Options: Sendable {
     public var everyWord = true
     /// Maximum number of text tokens per segment, 8 to 100,000; nil for what the checkpoint was made for.
     public var segmentTokens: Int?
+    /// How many times faster to speak, without changing the pitch, 0.25 to 4; pauses become shorter, too.
+    public var speed = 1.0
     /// Silence between the paragraphs of a text that is spoken in segments, 0 to 60 seconds.
     public var paragraphPause = 0.6
     /// Voice or style in words, such as "warm, slow" (VoxCPM2).
     public var control: String?
-    /// Read [pause 0.5s], [voice NAME], [spell] and SSML in the text; not in sessions.
+    /// Read [pause 0.5s], [voice NAME], [rate 1.2], [spell] and SSML in the text; not in sessions.
     public var markup = false
     /// The voice of a name in markup. Nil knows `default` only, the voice of the call.
     public var findVoice: (@Sendable (String) throws -> Voice)?
@@ -59,6 +61,7 @@ public struct Options: Sendable {
     /// Upstream's default of `maxLen` for a segment.
     static let defaultMaxLen = 4096
     static let upstreamRatio = 6.0
+    static let speeds = 0.25...4.0
 
     /// Patches of the shortest segment: upstream first reads the stop head at index `minLen` + 1.
     var minPatches: Int { min(minLen + 2, maxLen ?? minLen + 2) }
@@ -80,6 +83,7 @@ public struct Options: Sendable {
         try Self.check("retryBadcaseMaxTimes", retryBadcaseMaxTimes, 0...100)
         try Self.check("retryBadcaseRatioThreshold", retryBadcaseRatioThreshold, 0.1...1000)
         if let segmentTokens { try Self.check("segmentTokens", segmentTokens, 8...100_000) }
+        try Self.check("speed", speed, Self.speeds)
         try Self.check("paragraphPause", paragraphPause, 0...60)
         try Self.check("chunkPatches", chunkPatches, 1...100_000)
         try Self.check("firstChunkPatches", firstChunkPatches, 1...100_000)

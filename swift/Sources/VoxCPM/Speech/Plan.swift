@@ -28,6 +28,8 @@ struct PlannedSegment: Sendable, Equatable {
     var replaced = ""
     /// The voice of this segment alone; nil for that of the plan.
     var voice: Voice?
+    /// How many times faster it is spoken.
+    var speed = 1.0
     /// Seconds of silence before it; nil for the usual pause if a paragraph ends there.
     var before: Double?
     /// Seconds of silence after it, at the end of the text.
@@ -83,7 +85,7 @@ struct Plan: Sendable {
             guard text != nil else { throw VoxCPMError.unsupported("markup needs a whole text, not a session; use speak") }
             // Spaces keep the places in error messages.
             let whole = String(repeating: " ", count: textStart) + rest
-            parts = try spokenParts(whole, paragraphPause: options.paragraphPause) { name in
+            parts = try spokenParts(whole, paragraphPause: options.paragraphPause / options.speed, speed: options.speed) { name in
                 guard let found = options.findVoice else { throw Problem("no voice \(name): no Options.findVoice is set") }
                 return try found(name)
             }
@@ -362,6 +364,7 @@ extension Plan {
             endsParagraph: segment.endsParagraph)
         planned.replaced = foreign + unknown
         planned.voice = part?.voice
+        planned.speed = options.speed * (part?.rate ?? 1)
         if segment.place.lowerBound == 0 { planned.before = part?.pause }
         planned.after = part?.after ?? 0
         _ = try limit(planned, voice, continued: continued)

@@ -154,6 +154,8 @@ extension Utterance {
         var decoder = try await driver.patchDecoder(after: sequence), follower = try follower(plan)
         var earlier: [Conditions] = [], repairs = 0, index = 0
         var attempt = Attempt(number: number, latents: Rows(width: width))
+        let rate = driver.architecture.outputSampleRate
+        var stretch = Stretching(speed: segment.speed, sampleRate: rate)
         var conditions = prefilled.next
         let first = try drawn(&noise, width, options.temperature)
         var patch = try await driver.predict(conditions, noise: first, solving)
@@ -171,7 +173,8 @@ extension Utterance {
                 conditions = earlier[again]
                 earlier.removeSubrange(again...)
                 decoder = try await driver.patchDecoder(after: sequence)
-                for kept in 0..<again { _ = try await decoder(attempt.latents[kept]) }
+                stretch = Stretching(speed: segment.speed, sampleRate: rate)
+                for kept in 0..<again { _ = sound(try await decoder(attempt.latents[kept]), kept, false, rate, &stretch) }
                 if options.noise == nil { noise = plan.noise(segment: self.index, attempt: number, repair: repairs) }
                 patch = try await driver.predict(conditions, noise: try drawn(&noise, width, options.temperature), solving)
                 index = again
@@ -184,13 +187,13 @@ extension Utterance {
             report?(number, index + 1)
             if isLast {
                 attempt.counts = follower?.counts ?? []
-                try await hear(patch, index, stops, plan, decoder, &attempt, outlet)
+                try await hear(patch, index, stops, plan, decoder, &stretch, &attempt, outlet)
                 break
             }
             // Draw noise only for patches that are needed.
             let drawn = try drawn(&noise, width, options.temperature), (now, at) = (patch, index)
             async let following = driver.following(prefilled, index: at, patch: now, noise: drawn, solving)
-            try await hear(patch, index, stops, plan, decoder, &attempt, outlet)
+            try await hear(patch, index, stops, plan, decoder, &stretch, &attempt, outlet)
             (patch, conditions) = try await following
             if let attention = conditions.attention { attempt.attention.append(toText(attention)) }
             index += 1
@@ -205,15 +208,15 @@ extension Utterance {
     }
 
     private func hear(
-        _ patch: [Float], _ index: Int, _ stops: Bool, _ plan: Plan, _ decoder: PatchDecoder, _ attempt: inout Attempt,
-        _ outlet: Outlet?
+        _ patch: [Float], _ index: Int, _ stops: Bool, _ plan: Plan, _ decoder: PatchDecoder, _ stretch: inout Stretching,
+        _ attempt: inout Attempt, _ outlet: Outlet?
     ) async throws {
         let decoded = try await decoder(patch)
         guard decoded.allSatisfy(\.isFinite) else {
             throw VoxCPMError.prediction(
                 model: StepModelName.audioVAEDecoder.rawValue, reason: "samples of patch \(index) are not finite")
         }
-        let samples = joining(decoded, index, stops, rate: plan.manifest.architecture.outputSampleRate)
+        let samples = sound(decoded, index, stops, plan.manifest.architecture.outputSampleRate, &stretch)
         attempt.offsets.append(attempt.samples.count)
         attempt.samples += samples
         let isLast = stops || index + 1 == limit
@@ -229,7 +232,7 @@ extension Utterance {
         let silences = Silences(attempt.samples, sampleRate: a.outputSampleRate)
         let seconds = Double(attempt.samples.count) / Double(a.outputSampleRate)
         let letters = said.unicodeScalars, isKnown = attempt.stopped || !attempt.counts.isEmpty
-        let expected = isKnown ? nil : length.seconds
+        let expected = isKnown ? nil : length.seconds.map { $0 / segment.speed }
         let share = expected.map { min(1, seconds / $0) } ?? 1
         let reached = Int((Double(letters.count) * share).rounded(.toNearestOrEven)), rest = letters.count - reached
         var times = pauseTimes(String(String.UnicodeScalarView(letters.prefix(reached))), silences)
@@ -237,8 +240,8 @@ extension Utterance {
         times += [Double](repeating: seconds, count: rest)
         if !attempt.attention.isEmpty, let places = try plan.tokenizer.placed(said).places {
             times = attentionTimes(
-                said, places: places, rows: attempt.attention, shifts: heads.map(\.shift),
-                patchSeconds: a.patchSeconds, silences)
+                said, places: places, rows: attempt.attention, shifts: heads.map { $0.shift / segment.speed },
+                patchSeconds: a.patchSeconds / segment.speed, silences)
             method = .attention
         }
         let fitting = [Int](repeating: 1, count: reached) + [Int](repeating: 0, count: rest)
@@ -259,14 +262,17 @@ extension Utterance {
         return max(0, end - segment.targetTokens)..<end
     }
 
-    /// A patch's samples, faded where its segment is joined to another one.
+    /// A patch's samples at the segment's speed, faded where its segment is joined to another one.
     ///
     /// The last patch is known as such when it is generated, so streams equal offline speech.
-    private func joining(_ samples: [Float], _ index: Int, _ stops: Bool, rate: Int) -> [Float] {
-        let samples = self.index > 0 && index == 0 ? fadedIn(samples, sampleRate: rate) : samples
+    private func sound(
+        _ samples: [Float], _ index: Int, _ stops: Bool, _ rate: Int, _ stretch: inout Stretching
+    ) -> [Float] {
+        let isLast = stops || index + 1 == limit
+        let begun = self.index > 0 && index == 0 ? fadedIn(samples, sampleRate: rate) : samples
+        let samples = stretch(begun, isLast: isLast)
         // In a session it is unknown whether a sentence follows; there, only speech that a limit ended is faded.
-        let joins = segment.followed ?? !stops
-        return joins && (stops || index + 1 == limit) ? fadedOut(samples, sampleRate: rate) : samples
+        return isLast && segment.followed ?? !stops ? fadedOut(samples, sampleRate: rate) : samples
     }
 }
 

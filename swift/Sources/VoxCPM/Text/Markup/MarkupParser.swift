@@ -5,7 +5,7 @@ import Foundation
 import FoundationXML
 #endif
 
-/// A part of a text: what is spoken without a pause by markup, in one voice.
+/// A part of a text: what is spoken without a pause by markup, in one voice at one rate.
 struct MarkupPart: Sendable, Equatable {
     /// What is written, and what is said for it.
     struct Piece: Sendable, Equatable {
@@ -23,6 +23,8 @@ struct MarkupPart: Sendable, Equatable {
     fileprivate(set) var pieces: [Piece]
     /// Nil for the voice of the call.
     let voice: Voice?
+    /// How many times faster than the call's speed.
+    let rate: Double
     /// Seconds of silence before it; nil if markup has no pause there.
     let pause: Double?
     /// Seconds of silence after it, at the end of the text.
@@ -51,14 +53,15 @@ struct MarkupPart: Sendable, Equatable {
 ///
 /// - Parameters:
 ///   - paragraphPause: seconds between <p>.
+///   - speed: the call's, which rates multiply.
 ///   - findVoice: the voice of a name.
 ///
 /// Throws `VoxCPMError.text`, with line and column, for invalid markup, and if no text is left.
 func spokenParts(
-    _ text: String, paragraphPause: Double, findVoice: @escaping (String) throws -> Voice
+    _ text: String, paragraphPause: Double, speed: Double = 1, findVoice: @escaping (String) throws -> Voice
 ) throws -> [MarkupPart] {
     let source = try MarkupSource(text), parser = XMLParser(data: Data(source.xml.utf8))
-    let handler = MarkupHandler(paragraphPause, findVoice)
+    let handler = MarkupHandler(paragraphPause, speed, findVoice)
     parser.shouldResolveExternalEntities = false
     parser.delegate = handler
     let isRead = parser.parse()
@@ -85,6 +88,9 @@ private final class MarkupHandler: NSObject, XMLParserDelegate {
     private static let strengths: KeyValuePairs = [
         "none": 0, "x-weak": 0.25, "weak": 0.5, "medium": 0.75, "strong": 1, "x-strong": 1.25,
     ]
+    private static let rates: KeyValuePairs = [
+        "x-slow": 0.5, "slow": 0.75, "medium": 1, "default": 1, "fast": 1.5, "x-fast": 2,
+    ]
     private static let closers = Marks.set(" \t\n,.!?…。！？，、:;)]}”’»"), stops = Marks.set(".!?…。！？:;,")
     /// Errors of the parser by their codes.
     private static let syntax = [
@@ -96,9 +102,9 @@ private final class MarkupHandler: NSObject, XMLParserDelegate {
     private(set) var pause = 0.0
     /// The first error, and its place.
     private(set) var fault: (line: Int, column: Int, isSyntax: Bool, problem: String)?
-    private let paragraphPause: Double, findVoice: (String) throws -> Voice
-    /// Those of the elements around.
-    private var voices: [Voice?] = [nil]
+    private let paragraphPause: Double, speed: Double, findVoice: (String) throws -> Voice
+    /// Voice and rate of the elements around, and the rate of brackets.
+    private var scopes: [(voice: Voice?, rate: Double, here: Double)] = [(nil, 1, 1)]
     /// Marks before the first word.
     private var lead: [MarkupPart.Piece] = []
     private var isParagraph = false
@@ -111,8 +117,8 @@ private final class MarkupHandler: NSObject, XMLParserDelegate {
     /// Line and column of the last tag that began.
     private var place = (line: 1, column: 1)
 
-    init(_ paragraphPause: Double, _ findVoice: @escaping (String) throws -> Voice) {
-        (self.paragraphPause, self.findVoice) = (paragraphPause, findVoice)
+    init(_ paragraphPause: Double, _ speed: Double, _ findVoice: @escaping (String) throws -> Voice) {
+        (self.paragraphPause, self.speed, self.findVoice) = (paragraphPause, speed, findVoice)
     }
 
     func parser(_ parser: XMLParser, foundCharacters string: String) { text += string.unicodeScalars }
@@ -146,7 +152,7 @@ private final class MarkupHandler: NSObject, XMLParserDelegate {
 
     func parser(_ parser: XMLParser, didEndElement name: String, namespaceURI: String?, qualifiedName: String?) {
         attempt {
-            voices.removeLast()
+            scopes.removeLast()
             if let say, name == "sub" || name == "say-as" {
                 let written = text.trimming(\.isSpace).string
                 (self.say, text) = (nil, [])
@@ -180,20 +186,29 @@ private final class MarkupHandler: NSObject, XMLParserDelegate {
     private func start(_ name: String, _ given: [String: String]) throws {
         try check(name, given)
         switch name {
-        case "break": pause += try given["time"].map(seconds) ?? strength(given["strength"] ?? "medium")
+        case "break": pause += try given["time"].map(seconds)
+            ?? choice(given["strength"] ?? "medium", Self.strengths, "strength")
         case "sub": say = { _ in given["alias"] ?? "" }
         case "say-as": say = try SayAs.reader(given["interpret-as"] ?? "", given["format"])
         case "p": isParagraph = !parts.isEmpty
-        case "prosody": throw Problem(MarkupSource.rateProblem("<prosody>"))
         default: break
         }
-        let voice: Voice? = try (given["name"] ?? given["voice"]).map(found) ?? voices[voices.count - 1]
-        if name == MarkupSource.here { voices[voices.count - 1] = voice }
-        voices.append(voice)
+        var scope = scopes[scopes.count - 1]
+        if let voice = given["name"] ?? given["voice"] { scope.voice = try found(voice) }
+        if let rate = try given["rate"].map(rate) {
+            scope = name == "prosody" ? (scope.voice, scope.rate * scope.here * rate, 1) : (scope.voice, scope.rate, rate)
+        }
+        let rate = scope.rate * scope.here
+        guard Options.speeds.contains(rate * speed) else {
+            let times = String(format: "a rate of %g times the call's speed of %g", rate, speed)
+            throw Problem("expected a speed from 0.25 to 4 in all, got \(times)")
+        }
+        if name == MarkupSource.here { scopes[scopes.count - 1] = scope }
+        scopes.append(scope)
     }
 
     private func check(_ name: String, _ given: [String: String]) throws {
-        guard let known = Self.attributes.first(where: { $0.key == name })?.value, (name == "speak") == (voices.count == 1)
+        guard let known = Self.attributes.first(where: { $0.key == name })?.value, (name == "speak") == (scopes.count == 1)
         else {
             let names = Self.attributes.map(\.key).filter { $0 != MarkupSource.here }.map { "<\($0)>" }
             throw Problem("expected one of \(names.joined(separator: ", ")) (speak around all others), got <\(name)>")
@@ -218,7 +233,8 @@ private final class MarkupHandler: NSObject, XMLParserDelegate {
 
     /// Append text to the part that is being read, or begin another one with it.
     private func add(_ piece: MarkupPart.Piece) {
-        let voice = voices[voices.count - 1], last = parts.count - 1, isSame = last >= 0 && parts[last].voice == voice
+        let scope = scopes[scopes.count - 1], rate = scope.rate * scope.here, last = parts.count - 1
+        let isSame = last >= 0 && parts[last].voice == scope.voice && parts[last].rate == rate
         if !piece.said.contains(where: \.isLetterOrNumber) || (isSame && pause == 0 && !isParagraph) {
             if last >= 0 { append(piece, to: last) } else { lead.append(piece) }
         } else {
@@ -228,7 +244,7 @@ private final class MarkupHandler: NSObject, XMLParserDelegate {
             let own = [piece.written, piece.said].map { $0.dropFirst(closing.count).drop(while: \.isSpace) }
             let before = pause > 0 ? pause : isParagraph ? paragraphPause : nil
             let first = MarkupPart.Piece(own[0], said: own[1])
-            parts.append(MarkupPart(pieces: lead + [first], voice: voice, pause: before))
+            parts.append(MarkupPart(pieces: lead + [first], voice: scope.voice, rate: rate, pause: before))
             (pause, isParagraph, lead) = (0, false, [])
         }
         if !parts.isEmpty { lastMark = piece.said.last { !$0.isSpace } ?? lastMark }
@@ -244,10 +260,21 @@ private final class MarkupHandler: NSObject, XMLParserDelegate {
         }
     }
 
-    private func strength(_ value: String) throws -> Double {
-        if let found = Self.strengths.first(where: { $0.key == value }) { return found.value }
-        let known = Self.strengths.map(\.key).joined(separator: ", ")
-        throw Problem("strength: expected one of \(known), got \(quoted(value))")
+    private func choice(_ value: String, _ table: KeyValuePairs<String, Double>, _ what: String) throws -> Double {
+        if let found = table.first(where: { $0.key == value }) { return found.value }
+        throw Problem("\(what): expected one of \(table.map(\.key).joined(separator: ", ")), got \(quoted(value))")
+    }
+
+    /// The factor of 1.2, 120%, +20% or a name.
+    private func rate(_ value: String) throws -> Double {
+        let value = Array(value.unicodeScalars).trimming(\.isSpace).string
+        guard let found = fullMatch(#"([+-]?)(\d{0,4}\.?\d{1,6})(%?)"#, value), let number = Double(found[2]) else {
+            return try choice(value, Self.rates, "rate")
+        }
+        let factor = number / (found[3].isEmpty ? 1 : 100)
+        let rate = found[1].isEmpty ? factor : found[1] == "+" ? 1 + factor : 1 - factor
+        if Options.speeds.contains(rate), found[1].isEmpty || !found[3].isEmpty { return rate }
+        throw Problem("expected a rate from 0.25 to 4, such as 1.2, 120% or +20%, got \(quoted(value))")
     }
 
     private func seconds(_ value: String) throws -> Double {

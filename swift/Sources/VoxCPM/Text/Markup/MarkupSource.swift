@@ -5,11 +5,12 @@ import Foundation
 
 /// A text as XML: square brackets become elements. A text with a `<` is XML already.
 struct MarkupSource {
-    /// The element of a voice in brackets, which applies from there on.
+    /// The element of a voice or rate in brackets, which applies from there on.
     static let here = "from-here"
     /// Tags in brackets; {} is their value.
     private static let elements = [
         "pause": "<break time={}/>", "voice": "<\(here) voice={}/>", "/voice": "<\(here) voice=''/>",
+        "rate": "<\(here) rate={}/>", "/rate": "<\(here) rate='1'/>",
         "spell": "<say-as interpret-as='characters'>", "/spell": "</say-as>",
     ]
     private static let marks = Rule(
@@ -63,7 +64,6 @@ struct MarkupSource {
         if written.hasPrefix("<!DOCTYPE") { throw error(at: 0, "expected no document type and no entities") }
         if written.hasPrefix("<") { return written }
         if !mark[1].isEmpty { return mark[1] }
-        guard tag != "rate", tag != "/rate" else { throw error(at: place, Self.rateProblem(written)) }
         guard let element = Self.elements[tag], element.contains("{}") == !value.isEmpty else {
             throw error(
                 at: place,
@@ -77,8 +77,6 @@ struct MarkupSource {
         spelling = tag == "spell" ? place : nil
         return element.replacingOccurrences(of: "{}", with: "\"\(Self.escaped(value))\"")
     }
-
-    static func rateProblem(_ written: String) -> String { "rates need Python; leave out \(written)" }
 
     /// An error at the last of the marks up to a place of the XML, by line and column from 1.
     func error(line: Int, column: Int, last marks: Set<Unicode.Scalar>, _ problem: String) -> VoxCPMError {
