@@ -36,8 +36,8 @@ TIMED = (
 )
 MARKED_UP = (
     "[pause 0.2s]The river runs. <sub alias='It ran'>X</sub> all night, Nguyen. <s>And we walked</s> home, so far, and "
-    "sat.[voice ada]Nguyen sat by the fire.[/voice], far.<p>The sea was far.</p> [rate 1.4]We talked of it. [spell]a1[/spell]"
-    "[pause 1.5s]"
+    "sat.[voice ada]Nguyen sat by the fire.[/voice], far.<p>The sea was far.</p> [rate 1.4]We talked of it. "
+    "[spell]a1[/spell][pause 1.5s]"
 )
 MARKUP = {
     "markup": True, "lexicon": {"far": "near by"}, "max_len": 300, "min_len": 2,
@@ -201,8 +201,8 @@ def write_speech(folder, tts, bundle, text, voice, options):
                 "text": p.text, "said": p.said, "transcript": p.transcript, "tokens": [int(t) for t in p.tokens],
                 "transcript_tokens": [int(t) for t in p.transcript_tokens],
                 "target": p.target_tokens, "letters": p.letters, "anchors": p.anchors, "followed": bool(p.followed),
-                "ends_paragraph": p.ends_paragraph, "voice": p.voice and p.voice.name, "speed": p.speed, "before": p.before,
-                "after": p.after,
+                "ends_paragraph": p.ends_paragraph, "voice": p.voice and p.voice.name, "before": p.before,
+                "after": p.after, "speed": p.speed,
             }
             for p in planned
         ],
@@ -364,7 +364,9 @@ def record_files(folder):
     trim_silence(quiet, 16000).tofile(folder / "quiet-trimmed.f32")
     for speed in (0.5, 1.3):
         stretch = Stretching(speed, 16000)
-        pieces = [stretch(quiet[at : at + 700], last=at + 700 >= len(quiet)) for at in range(0, len(quiet), 700)]
+        pieces = [
+            stretch(quiet[at : at + 700], last=at + 700 >= len(quiet)) for at in range(0, len(quiet), 700)
+        ]
         np.concatenate(pieces).tofile(folder / f"quiet-at-{speed}.f32")
     for rate in (16000, 24000, 48000):
         resample(sound, 44100, rate).tofile(folder / f"sound-{rate}.f32")

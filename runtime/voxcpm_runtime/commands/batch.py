@@ -139,12 +139,9 @@ def batch(
     bundle = open_with_engine(name, local_engine, checkpoint=checkpoint)
     if checkpoint.model_path or checkpoint.hf_model_id:
         name = str(bundle.folder)
-    if ray is not None and bundle.together(together) > 1:
-        raise InputError(
-            "--together: with --ray each machine speaks one line at a time; leave one of them out"
-        )
-    local = partial(_local_executor, bundle, engine, bundle.together(together))
-    executor = local if ray is None else _on_ray(ray, name, bundle, engine)
+    together = bundle.together(together)
+    local = partial(_local_executor, bundle, engine, together)
+    executor = local if ray is None else _on_ray(ray, name, bundle, engine, together)
     # Fail early if the defaults are invalid.
     checked_control(defaults.control, bundle.architecture, continues=defaults.recordings.continues)
     defaults.recordings.read(bundle.architecture, trimmed=options.trim_silence_vad)
@@ -182,9 +179,9 @@ def _bundle_and_input(given: list[str], source: str | None) -> tuple[str | None,
     return (given[0] if len(given) == 2 else None), given[-1]
 
 
-def _on_ray(address: str, name: str | None, bundle: Bundle, engine: Engine) -> Executor:
+def _on_ray(address: str, name: str | None, bundle: Bundle, engine: Engine, together: int) -> Executor:
     for entry in entry_points(group=EXECUTOR_GROUP, name="ray"):
-        executor: Executor = entry.load()(address, name, bundle, engine)
+        executor: Executor = entry.load()(address, name, bundle, engine, together)
         return executor
     raise MissingExtraError(f"batch --ray is not installed; install it with: {install_command('ray')}")
 

@@ -46,11 +46,11 @@ class BatchLine:
     digest: str = ""  # `Request.digest`; empty until the line is reached
     timestamps: str = ""  # Ending of a file with the times of its words; empty for none
 
-    def self_contained(self, bundle: Bundle) -> Request:
-        """The request with the content of the recordings, for another machine. Raises InputError."""
+    def self_contained(self, bundle: Bundle) -> BatchLine:
+        """The line with the content of its recordings, for another machine. Raises InputError."""
         recordings = self.request.voiced(bundle)
         recordings.read(bundle.architecture, trimmed=self.request.options.trim_silence_vad)
-        return replace(self.request, recordings=recordings.self_contained())
+        return replace(self, request=replace(self.request, recordings=recordings.self_contained()))
 
 
 class Failure(NamedTuple):
@@ -182,15 +182,6 @@ class SpokenFile:
     are unsaid or repeated."""
     summary: str  # What the command prints about it, before the number of clipped samples
     timestamps: bytes | None = None  # Content of the file with the times of its words
-
-
-def spoken_file(
-    tts: VoxCPM, request: Request, warn: Callable[[str], None], timestamps: str = ""
-) -> SpokenFile | VoxCPMError:
-    """What an utterance's file holds, or its error. timestamps: see `BatchLine`."""
-    line = BatchLine(0, "", request, timestamps=timestamps)
-    ((_, result),) = spoken_files(tts, [line], lambda _, text: warn(text))
-    return result
 
 
 def spoken_files(

@@ -66,8 +66,10 @@ class CancelToken:
         return self._event.is_set()
 
     def check(self) -> None:
-        """Raises Cancelled after `cancel`."""
-        if self.cancelled:
+        """Raises Cancelled after `cancel`. It precedes every call of a step model, so a subclass may wait here."""
+        for parent in self._parents:
+            parent.check()
+        if self._event.is_set():
             raise Cancelled("the generation was cancelled")
 
 

@@ -1,4 +1,4 @@
-"""`batch --ray`: each line is a task on a Ray cluster; its file is written where the command runs.
+"""`batch --ray`: each line is a task on a Ray cluster, or `--together` of them; the command writes their files.
 
 Ray retries a task, possibly on another machine, if its process or machine dies. Only the command writes files, so none
 is written twice and the output folder need not be shared.
@@ -20,12 +20,12 @@ from ray.exceptions import RayError
 from voxcpm_constants.errors import first_line
 from voxcpm_constants.progress_lines import Notes
 from voxcpm_runtime import CancelToken, InputError, VoxCPM, VoxCPMError
-from voxcpm_runtime.commands.batch_lines import BatchLine, SpokenFile, spoken_file
+from voxcpm_runtime.commands.batch_lines import BatchLine, SpokenFile, spoken_files
 from voxcpm_runtime.commands.shared_arguments import Engine, load_voxcpm
 from voxcpm_server.cluster.cluster import check_cluster, cluster, open_same_bundle, portable_name
 
-_RETRIES = 2  # of a line whose process died
-_TASKS_PER_PROCESS = 2  # lines submitted per process: the current one and the next
+_RETRIES = 2  # of a task whose process died
+_TASKS_PER_PROCESS = 2  # tasks submitted per process: the current one and the next
 _POLL_SECONDS = 0.5
 Warn = Callable[[int, str], None]
 
@@ -37,8 +37,12 @@ def _tts(name: str | None, engine: str, digest: str) -> VoxCPM:
     return load_voxcpm(open_same_bundle(name, chosen, digest), chosen)
 
 
-def speak(bundle: tuple[str | None, str, str], request: Any, timestamps: str) -> tuple[Any, list[str]] | str:
-    """The speech or error of a line, and its warnings; or a message if this machine cannot load the bundle.
+def speak(
+    bundle: tuple[str | None, str, str], lines: list[BatchLine], together: int
+) -> tuple[dict[int, SpokenFile | VoxCPMError], list[tuple[int, str]]] | str:
+    """What the files of lines hold, or their errors, by number, and warnings with the number of their line.
+
+    A message if this machine cannot load the bundle.
 
     bundle: arguments of `_tts`.
     """
@@ -46,21 +50,25 @@ def speak(bundle: tuple[str | None, str, str], request: Any, timestamps: str) ->
         tts = _tts(*bundle)
     except VoxCPMError as error:
         return f"{ray.util.get_node_ip_address()}: {error}"
-    warned: list[str] = []
-    return spoken_file(tts, request, warned.append, timestamps), warned
+    warned: list[tuple[int, str]] = []
+    spoken = spoken_files(tts, lines, lambda *warning: warned.append(warning), together)
+    return {line.number: found for line, found in spoken}, warned
 
 
-def ray_executor(address: str, name: str | None, bundle: Any, engine: Engine) -> RayExecutor:
+def ray_executor(address: str, name: str | None, bundle: Any, engine: Engine, together: int) -> RayExecutor:
     """An executor for a cluster address. Raises the same as `check_cluster`."""
     check_cluster(address)
-    return RayExecutor(address, name, bundle, replace(engine, precision=bundle.precision, verify=False))
+    engine = replace(engine, precision=bundle.precision, verify=False)
+    return RayExecutor(address, name, bundle, engine, together)
 
 
 class RayExecutor:
     """Speaks lines on a cluster: see `voxcpm_runtime.commands.batch.Executor`."""
 
-    def __init__(self, address: str, name: str | None, bundle: Any, engine: Engine) -> None:
-        self._address = address
+    def __init__(
+        self, address: str, name: str | None, bundle: Any, engine: Engine, together: int = 1
+    ) -> None:
+        self._address, self._together = address, together
         self._bundle = bundle
         self._engine = engine
         self._named = (portable_name(name), json.dumps(asdict(engine)), bundle.digest)
@@ -76,39 +84,41 @@ class RayExecutor:
     def _results(
         self, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
     ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
-        running: dict[Any, BatchLine] = {}
+        running: dict[Any, dict[int, BatchLine]] = {}
         done, more = 0, True
         remote = ray.remote(max_retries=_RETRIES)(speak)
         while not cancel.cancelled and (more or running):
             processes, needs = self._processes()
             while more and len(running) < _TASKS_PER_PROCESS * processes:
-                if (line := next(lines, None)) is None:
-                    more = False
-                    break
-                try:
-                    request = line.self_contained(self._bundle)
-                except VoxCPMError as error:
-                    yield line, error
-                else:
-                    submitted = remote.options(**needs).remote(self._named, request, line.timestamps)
-                    running[submitted] = line
+                group = {line.number: line for line in itertools.islice(lines, self._together)}
+                more, sent = bool(group), list[BatchLine]()
+                for line in group.values():
+                    try:
+                        sent.append(line.self_contained(self._bundle))
+                    except VoxCPMError as error:  # noqa: PERF203 - of each line
+                        yield line, error
+                if sent:
+                    submitted = remote.options(**needs).remote(self._named, sent, self._together)
+                    running[submitted] = {line.number: group[line.number] for line in sent}
             note(f"{done} spoken …")
             if not running:
                 # Machines may still join the cluster.
                 time.sleep(_POLL_SECONDS if more else 0)
                 continue
             for ref in ray.wait(list(running), timeout=_POLL_SECONDS)[0]:
-                line = running.pop(ref)
+                group = running.pop(ref)
                 try:
                     result = ray.get(ref)
                 except RayError as error:
-                    result = InputError(f"all processes failed; last error: {first_line(error)}"), []
+                    failed = InputError(f"all processes failed; last error: {first_line(error)}")
+                    result = dict.fromkeys(group, failed), []
                 if isinstance(result, str):
                     raise InputError(result)
-                done += 1
-                for text in result[1]:
-                    warn(line.number, text)
-                yield line, result[0]
+                done += len(group)
+                for number, text in result[1]:
+                    warn(number, text)
+                for number, found in result[0].items():
+                    yield group[number], found
 
     def _processes(self) -> tuple[int, dict[str, float]]:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

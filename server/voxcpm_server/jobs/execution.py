@@ -1,7 +1,7 @@
 """Jobs: long texts spoken in the background, one at a time, and stored for download.
 
-A job has lower priority than any request: it runs while no request waits for a turn, and yields at the next patch when
-one does. Finished segments are saved, and an interrupted job resumes after them.
+A job has lower priority than any request: it runs while no request waits for a turn, and yields before the next call of
+a step model when one does. Finished segments are saved, and an interrupted job resumes after them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,21 @@ _TOO_MANY = "too many jobs: {}{} are stored; delete one"
 JOB_RETRY_SECONDS = 60.0
 
 
+class _JobToken(CancelToken):
+    """Cancels a job. While it is spoken, requests pass before its next call of a step model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting = threading.Lock()
+        self.let_pass: Callable[[], None] = lambda: None
+
+    def check(self) -> None:
+        """Raises Cancelled after `cancel`. Several segments may be spoken at once: then all wait for the first."""
+        with self._waiting:
+            super().check()
+            self.let_pass()
+
+
 @dataclass
 class _RunningJob:
     job: Job
@@ -68,7 +84,7 @@ class _RunningJob:
     segments_done: int = 0
     audio_seconds: float = 0.0
     remaining_seconds: float | None = None
-    cancel: CancelToken = field(default_factory=CancelToken)
+    cancel: _JobToken = field(default_factory=_JobToken)
 
 
 class Jobs(Room):
@@ -270,11 +286,10 @@ class Jobs(Room):
                         concurrent.futures.wait([waiting], _POLL_SECONDS)
                         if running.cancel.cancelled:
                             waiting.cancel()
-                            running.cancel.check()
+                            raise Cancelled("the job was cancelled")
 
-            work = partial(
-                speak_job, store, running, served, self._settings, self.service.voices, yield_to_requests
-            )
+            running.cancel.let_pass = yield_to_requests
+            work = partial(speak_job, store, running, served, self._settings, self.service.voices)
             speaking = asyncio.ensure_future(run_in_dedicated_thread(work))
             # Retrieve the error: asyncio would log it for a job that is deleted.
             speaking.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -300,9 +315,8 @@ def storage_error(id_: str, error: Exception) -> ApiError:
 
 
 def speak_job(
-    store: JobStore, running: _RunningJob, served: ServedBundle, settings: JobSettings, voices: StoredVoices,
-    after_patch: Callable[[], None],
-) -> int:  # fmt: skip
+    store: JobStore, running: _RunningJob, served: ServedBundle, settings: JobSettings, voices: StoredVoices
+) -> int:
     """Speak a job segment by segment into its folder, then into one file. Returns its size in bytes."""
     job, folder, tts = running.job, store.path(running.job.id), served.tts
     body = SpeechRequest.model_validate({**job.fields, "seed": job.seed})
@@ -318,7 +332,6 @@ def speak_job(
         running.remaining_seconds = progress.remaining_seconds
         if running.audio_seconds > settings.max_job_audio_seconds:
             raise speech_too_long(settings.max_job_audio_seconds, "job")
-        after_patch()
 
     def on_saved() -> None:
         running.segments_done += 1
@@ -330,7 +343,10 @@ def speak_job(
     saved = _JobSegments(folder / job.audio_name, tts.bundle.digest, job.seed, on_saved)
     running.segments_done = saved.count
     running.audio_seconds = job.audio_seconds if saved.count else 0.0
-    watched = replace(request, progress=on_progress, cancel=running.cancel, saved_segments=saved)
+    watched = replace(
+        request, progress=on_progress, cancel=running.cancel, saved_segments=saved,
+        parallel_segments=tts.bundle.manifest.sizes.together,
+    )  # fmt: skip
     plan = tts.plan_request(watched)
     speech = tts.speak_plan(plan)
     running.audio_seconds = speech.audio_seconds

@@ -72,7 +72,10 @@ def test_short_and_chinese_texts_end_where_their_last_word_is(text):
 def test_long_words_are_said_to_their_end_and_long_tokens_are_no_jump():
     text = "that is extraordinary"
     for last, ends in ((8, False), (16, False), (17, True)):
-        assert follow(*range(0, last, 3), last, text=text).ends(stops=True, attention=rows(last, text=text)[0]) == ends
+        assert (
+            follow(*range(0, last, 3), last, text=text).ends(stops=True, attention=rows(last, text=text)[0])
+            == ends
+        )
     text = "quite extraordinarily nice"
     follower = Follower(text, [0, 6, 22], slice(5, 8))
     for row in rows(0, 1, 2, text="abc"):

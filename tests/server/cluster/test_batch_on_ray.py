@@ -101,26 +101,30 @@ def test_ctrl_c_keeps_finished_files(bundle, cluster, started, tmp_path):
     assert sorted(recorded(out)) == sorted(spoken(out))
 
 
-def executed(address, monkeypatch, speak, outputs):
+def executed(address, monkeypatch, speak, outputs, together=1):
     """The executor's results by line, with another function that speaks them."""
     from voxcpm_server.cluster import batch
 
     monkeypatch.setattr(batch, "speak", speak)
     lines = (
         SimpleNamespace(
-            number=number, output=output, timestamps="", self_contained=lambda _, output=output: output
+            number=number,
+            self_contained=lambda _, given=(number, output): SimpleNamespace(
+                number=given[0], output=given[1]
+            ),
         )
         for number, output in enumerate(outputs)
     )
-    executor = batch.RayExecutor(address, None, SimpleNamespace(digest=""), Engine())
+    executor = batch.RayExecutor(address, None, SimpleNamespace(digest=""), Engine(), together)
     results = {line.number: r for line, r in executor(lines, CancelToken(), lambda _: None, lambda *_: None)}
     return [results[number] for number in range(len(outputs))]
 
 
 @pytest.mark.usefixtures("nodes")
 def test_line_that_crashes_every_process_fails_and_the_others_are_spoken(cluster, monkeypatch):
-    def dies(_, asked, timestamps):  # noqa: ARG001 - the task's
-        return os._exit(1) if asked == "bad" else (asked, [])
+    def dies(_, lines, together):  # noqa: ARG001 - the task's
+        asked = {line.number: line.output for line in lines}
+        return os._exit(1) if "bad" in asked.values() else (asked, [])
 
     results = executed(cluster.address, monkeypatch, dies, ["good", "bad", *["good"] * 6])
     assert "all processes failed" in str(results.pop(1))
@@ -128,9 +132,22 @@ def test_line_that_crashes_every_process_fails_and_the_others_are_spoken(cluster
 
 
 @pytest.mark.usefixtures("nodes")
+def test_a_machine_speaks_lines_together(together_bundle, cluster, monkeypatch, started, tmp_path):
+    def counts(_, lines, together):
+        return {line.number: (len(lines), together) for line in lines}, []
+
+    assert executed(cluster.address, monkeypatch, counts, "abcdefg", 4) == [(4, 4)] * 4 + [(3, 4)] * 3
+    for name, more in (("one", ()), ("four", ("--ray", cluster.address, "--together", "4"))):
+        options = ("-o", tmp_path / name, "--precision", "int8", "--threads", "1", *more)
+        assert done(started("batch", together_bundle, lines(tmp_path, 6), *options))[0] == 0
+    assert spoken(tmp_path / "four") == spoken(tmp_path / "one")
+
+
+@pytest.mark.usefixtures("nodes")
 def test_machine_that_cannot_load_the_bundle_ends_the_batch(cluster, monkeypatch):
-    def refuses(_, asked, timestamps):  # noqa: ARG001 - the task's
-        return "10.0.0.7: no bundle" if asked == "bad" else (asked, [])
+    def refuses(_, lines, together):  # noqa: ARG001 - the task's
+        asked = {line.number: line.output for line in lines}
+        return "10.0.0.7: no bundle" if "bad" in asked.values() else (asked, [])
 
     with pytest.raises(InputError, match=r"^10\.0\.0\.7: no bundle$"):
         executed(cluster.address, monkeypatch, refuses, ["good", "bad", *["good"] * 6])

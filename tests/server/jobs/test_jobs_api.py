@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import Voice
+from server_on_loopback import ServerOnLoopback
+from voxcpm_runtime import Voice, VoxCPM
 from voxcpm_runtime.audio.pcm import pcm16
+from voxcpm_runtime.batch import lock_step
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.words.files import timestamps_file
 from voxcpm_server.jobs.store import DONE, FAILED, JobStore
@@ -151,6 +153,29 @@ def test_live_speech_takes_priority_and_the_job_continues_after_it(serve, jobs, 
     assert later["segments_done"] >= 1
     assert client.ended(id_)["state"] == "done"
     assert np.array_equal(client.samples(id_), long_samples)
+
+
+def test_a_job_speaks_segments_at_once_and_lets_a_request_pass_between_their_calls(
+    together_bundle, jobs, tmp_path, monkeypatch
+):
+    groups, together = list[int](), lock_step.in_lock_step
+    with VoxCPM.from_bundle(together_bundle, "int8") as tts:
+        alone = pcm16(tts.generate(jobs("").long, seed=7))
+        monkeypatch.setattr(
+            lock_step, "in_lock_step", lambda *given: groups.append(len(given[1])) or together(*given)
+        )
+        folders = {"voices_folder": tmp_path / "voices", "jobs_folder": tmp_path / "jobs"}
+        with ServerOnLoopback.of(tts, concurrency=1, **folders) as running:
+            client = jobs(running.url)
+            id_ = client.submitted(input=client.long)
+            until(lambda: groups)
+            live = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 3, "stream": False}
+            assert running.post("/v1/audio/speech", json=live).status_code == 200
+            during = client.job(id_)
+            assert (during["state"], during["segments_done"]) == ("running", 0)
+            assert client.ended(id_)["state"] == "done"
+            assert np.array_equal(client.samples(id_), alone)
+    assert groups[0] == 4
 
 
 def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(serve, jobs, tmp_path, caplog, monkeypatch):
