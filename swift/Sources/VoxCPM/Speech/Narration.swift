@@ -228,7 +228,8 @@ extension Narration {
                 last = piece
                 words += piece.words
                 patches += piece.isPause ? 0 : 1
-                guard patches == wanted || (piece.isPause && gathered.count >= rate) else { return }
+                // At another speed the first patch may give no samples yet.
+                guard !gathered.isEmpty, patches >= wanted || (piece.isPause && gathered.count >= rate) else { return }
                 try await send(chunk())
                 offset += gathered.count
                 if patches > 0 { wanted = plan.options.chunkPatches }
