@@ -245,13 +245,6 @@ class VoxCPM:
             speeches[index] = speech
         return [speeches[index] for index in range(len(plans))]
 
-    def speak_each(self, utterances: Iterable[AnyRequest]) -> Iterator[tuple[int, Speech | VoxCPMError]]:
-        """Yield the index of each utterance with its speech, or its error if it failed.
-
-        utterances: see `batch`; each is planned, and its recordings are read, only when it is reached.
-        """
-        return enumerate(map(self._speech_or_error, _as_list(utterances)))
-
     def speak_together(
         self, plans: Sequence[Plan], together: int
     ) -> Iterator[tuple[int, Speech | VoxCPMError]]:
@@ -354,18 +347,14 @@ class VoxCPM:
         origin = {**recordings.provenance(self.bundle.manifest.source), **checked_provenance(provenance)}
         return unencoded.encode(self.driver, name, origin, entries)
 
-    def _speech_or_error(
-        self, utterance: AnyRequest | Plan, driver: Driver | None = None
-    ) -> Speech | VoxCPMError:
+    def _speech_or_error(self, plan: Plan, driver: Driver | None = None) -> Speech | VoxCPMError:
         try:
             with system_errors_as(InputError):
-                return self.speak_plan(self._planned(utterance), driver)
+                return self.speak_plan(plan, driver)
         except VoxCPMError as error:
             return error
 
-    def _planned(self, utterance: AnyRequest | Plan) -> Plan:
-        if isinstance(utterance, Plan):
-            return utterance
+    def _planned(self, utterance: AnyRequest) -> Plan:
         if isinstance(utterance, Request):
             checked_text(utterance.text, "text")
             return plan(self.bundle, utterance)

@@ -53,7 +53,7 @@ def speech_facts(speech: Speech) -> dict[str, Any]:
         "seconds": round(speech.audio_seconds, 3),
         "samples": len(speech.audio),
         "suspicious": {segment.number: segment.reason for segment in speech.suspicious},
-        **missed_words(speech.unsaid + speech.repeated, speech.replaced),
+        **missed_words(speech.words, speech.replaced),
     }
 
 

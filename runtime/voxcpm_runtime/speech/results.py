@@ -127,9 +127,8 @@ class SpokenSegment(_Missed):
     start: float = 0.0  # Seconds of the speech before it, pauses included
     said_counts: Sequence[int] = field(default=(), repr=False)
     """How many times each character of `said` is said, by the model's attention; empty without it."""
-    place: int = (
-        0  # Index of its first character in the text of the speech, or in all that a session was given
-    )
+    place: int = 0
+    """Index of its first character in the text of the speech, or in all that a session was given."""
     replaced: str = ""  # Characters that the voice cannot say, each once: transliterated or left out
 
     @cached_property
@@ -149,9 +148,8 @@ class SpokenSegment(_Missed):
             *[seconds] * (count - reached),
         ]
         timed = word_times(self.text, self.said, times, start=self.start, method=method)
-        counts = word_counts(
-            self.text, self.said, self.said_counts or [1] * reached + [0] * (count - reached)
-        )
+        said_counts = self.said_counts or [1] * reached + [0] * (count - reached)
+        counts = word_counts(self.text, self.said, said_counts)
         placed = (
             word._replace(place=self.place + word.place, said=n)
             for word, n in zip(timed, counts, strict=True)
@@ -210,11 +208,6 @@ class Speech(_Missed):
             for number, segment in enumerate(self.segments, start=1)
             if segment.reason
         )
-
-    @property
-    def too_long(self) -> bool:
-        """Whether some segment is suspiciously long for its text in every attempt."""
-        return any(segment.reason == "long" for segment in self.segments)
 
     @property
     def audio_seconds(self) -> float:

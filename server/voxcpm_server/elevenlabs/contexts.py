@@ -192,7 +192,7 @@ class _MultiContextSocket(JsonSocket):
         if error is not None:
             await self._fail_context(context.id, error)
             return
-        missed = missed_words((), context.stream.replaced)
+        missed = missed_words(context.stream.missed, context.stream.replaced)
         await self.send({"isFinal": True, "contextId": context.id, **missed})
         self._contexts.pop(context.id, None)
 

@@ -352,7 +352,7 @@ def speak_job(
     running.audio_seconds = speech.audio_seconds
     # Before the file: once it exists, the job counts as finished, even if the server is killed.
     count = len(speech.segments)
-    missed = _reported(plan, **missed_words(speech.unsaid + speech.repeated, speech.replaced))
+    missed = _reported(plan, **missed_words(speech.words, speech.replaced))
     store.change(
         job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds, missed=missed
     )

@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from voxcpm_constants.errors import VoxCPMWarning
 from voxcpm_runtime import SuspiciousWarning
 from voxcpm_runtime.speech.results import WordsWarning
 from voxcpm_runtime.words.words import missed_words
@@ -73,8 +74,7 @@ def count_suspicious_warnings(metrics: Metrics) -> Iterator[None]:
                 metrics.missed_words.labels(kind).inc(len(words))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("always", SuspiciousWarning)
-        warnings.simplefilter("always", WordsWarning)
+        warnings.simplefilter("always", VoxCPMWarning)
         warnings.showwarning = count  # type: ignore[assignment]
         yield
 
