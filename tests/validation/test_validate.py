@@ -182,7 +182,7 @@ def test_speech_equals_upstream(speaking_bundle, said_by_upstream, precision):
         assert np.median(waveforms) > {"fp32": 0.99999, "fp16": 0.99}[precision], waveforms
     # A single patch of int8 may differ where a level of the quantiser does; half of them may not.
     assert min(forced) > {"fp32": 0.9999, "fp16": 0.998, "int8": 0.8}[precision], forced
-    assert min(medians) > {"fp32": 0.99999, "fp16": 0.99999, "int8": 0.9975}[precision], medians
+    assert min(medians) > {"fp32": 0.99999, "fp16": 0.99999, "int8": 0.995}[precision], medians
 
 
 def test_both_sides_get_text_spelled_for_a_letters_only_vocabulary(speaking_bundle):
