@@ -79,9 +79,11 @@ def attempt(
     reason: Reason = ""
     with system_errors_as(InputError):
         for repair in itertools.count():
-            drawn = request.rng or noise(plan.seed, utterance.index, number - 1, repair)
+            rng = request.rng
+            if rng is None:
+                rng = noise(plan.seed, utterance.index, number - 1, repair)
             ends, again = follower.ends if follower else None, None
-            with Take(plan, driver, utterance, start, drawn, patches, ends) as take:
+            with Take(plan, driver, utterance, start, rng, patches, ends) as take:
                 for patch, audio in take:
                     handed_out = 0 if held is None else len(patches) - held()
                     again = follower.repair_from(patch.index, repair, handed_out) if follower else None

@@ -126,6 +126,15 @@ def test_missed_words_are_in_headers_and_events(server, monkeypatch):
     assert "roads" not in server.get(f"{job}/subtitles").text
 
 
+def last_message_to_elevenlabs(server, text):
+    with socket_to(server, ELEVENLABS) as connection:
+        said(connection, {"text": text, "context_id": "a"}, {"context_id": "a", "close_context": True})
+        message = {}
+        while not message.get("isFinal"):
+            message = json.loads(connection.recv(timeout=20))
+        return message
+
+
 def test_missed_words_of_a_websocket_have_places_in_all_that_was_sent(server, monkeypatch):
     monkeypatch.setattr(
         "voxcpm_runtime.words.coverage.Follower.counts", lambda self: [1] * 8 + [0] * (len(self._said) - 8)
@@ -136,6 +145,7 @@ def test_missed_words_of_a_websocket_have_places_in_all_that_was_sent(server, mo
     assert [(word["word"], word["place"]) for word in done["unsaid"]] == [
         ("all", 10), ("night.", 14), ("are", 31), ("white.", 35),
     ]  # fmt: skip
+    assert last_message_to_elevenlabs(server, CUT)["unsaid"] == done["unsaid"]
 
 
 def test_complete_speech_misses_no_words(server):
@@ -218,9 +228,4 @@ def test_replaced_characters_are_reported(server, monkeypatch, caplog):
         # Nothing is known for this letter: its sentence alone is left out.
         said(connection, START, {"type": "text", "text": "Hi you. Ъъъъ ъъъъъ. Hi there."}, END)
         assert heard(connection)[1][-1]["type"] == "done"
-    with socket_to(server, ELEVENLABS) as connection:
-        said(connection, {"text": text, "context_id": "a"}, {"context_id": "a", "close_context": True})
-        message = {}
-        while not message.get("isFinal"):
-            message = json.loads(connection.recv(timeout=20))
-        assert message["replaced"] == "中ə"
+    assert last_message_to_elevenlabs(server, text)["replaced"] == "中ə"
