@@ -132,9 +132,7 @@ def test_after_an_edit_the_speech_is_marked_as_of_the_earlier_text(visit, server
     expect(page.locator("#outdated")).to_be_hidden()
     expect(page.locator("#download")).to_have_text("Download WAV")
     page.fill("#text", "Hello there. And more.")
-    expect(page.locator("#outdated")).to_have_text(
-        "This is the speech of the earlier text. Press Speak for the new one."
-    )
+    expect(page.locator("#outdated")).to_be_visible()
     expect(page.locator("#download")).to_have_text("Download WAV of the earlier text")
     expect(page.locator("#result")).to_have_class("card outdated")
     page.fill("#text", "Hello there.")
