@@ -12,8 +12,6 @@ import pytest
 import soundfile
 
 from voxcpm_runtime.commands import cli
-from voxcpm_runtime.commands.generate import interruptible
-from voxcpm_runtime.speech.request import CancelToken
 from voxcpm_runtime.voxcpm import VoxCPM
 
 BOOK = "\n\n".join(f"It was the {day} day of the week. Nobody said a word about it." for day in (
@@ -147,15 +145,6 @@ def test_chunks_are_written_immediately(speaking_bundle):
         assert len(process.stdout.read(2000)) == 2000
     process.communicate(timeout=60)
     assert process.returncode == 0
-
-
-def test_the_first_interrupt_cancels_and_the_second_ends_the_program():
-    token, before = CancelToken(), signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), interruptible(token):  # noqa: PT012 - two signals
-        os.kill(os.getpid(), signal.SIGINT)
-        assert token.cancelled
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_closed_pipe_exits_silently(speaking_bundle):
