@@ -149,5 +149,3 @@ async def test_turn_acquired_after_cancellation_is_released():
     stream.leave()
     await stream.enter()
     assert queue.busy == 0
-
-
