@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from heard_words import SEED
-from speech_socket import heard, said, socket_to
+from speech_socket import ELEVENLABS, from_elevenlabs, heard, said, socket_to
 from voxcpm_runtime import Word
 from voxcpm_server.speech.encoding import Encoder
 from waiting import until
@@ -129,10 +129,7 @@ def test_missed_words_are_in_headers_and_events(server, monkeypatch):
 def last_message_to_elevenlabs(server, text):
     with socket_to(server, ELEVENLABS) as connection:
         said(connection, {"text": text, "context_id": "a"}, {"context_id": "a", "close_context": True})
-        message = {}
-        while not message.get("isFinal"):
-            message = json.loads(connection.recv(timeout=20))
-        return message
+        return from_elevenlabs(connection)[-1]
 
 
 def test_missed_words_of_a_websocket_have_places_in_all_that_was_sent(server, monkeypatch):
@@ -178,7 +175,6 @@ def test_faults_of_a_recording_are_reported_by_speech_jobs_and_voices(server):
     assert server.get("/v1/audio/voices/ada").json()["warnings"] == []
 
 
-ELEVENLABS = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000&seed=7"
 START, END = {"type": "start", "seed": 7}, {"type": "end"}
 
 
