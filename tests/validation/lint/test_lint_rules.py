@@ -257,18 +257,6 @@ def test_conforming_program_has_no_findings(tmp_path, case):
     assert lint(case, tmp_path) == []
 
 
-def test_finding_has_location_value_and_reason(tmp_path):
-    case = Case(lambda mb, x: mb.tanh(x=x, name="long"), inputs={"x": (1, (2, 16_400))})
-    entrance, result = lint(case, tmp_path)
-    assert (entrance.operation, entrance.kind) == ("x", "input")
-    assert (result.package, result.function) == ("fp16/tried.mlpackage", "main")
-    assert (result.operation, result.kind, result.rule) == ("long", "tanh", "long-axis")
-    assert result.found == "(1, 16400) with x (1, 16400)"
-    assert result.expected == "at most 16384 elements along an axis"
-    assert "Neural Engine" in result.why
-    assert "FluidInference/FluidAudio 121" in result.sources
-
-
 def test_fp16_scales_of_compressed_weights_are_an_accepted_risk(tmp_path):
     (case,) = CASES["blockwise-scale"]
     (risk,) = lint(replace(case, precision="int8"), tmp_path)
