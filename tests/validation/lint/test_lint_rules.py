@@ -1,11 +1,12 @@
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mil_programs import converted
 from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
@@ -58,14 +59,8 @@ def _converted(case):
 
     model = _declared(case)
     dtype = types.fp32 if case.dtype == "float32" else types.fp16
-    specs = [Builder.TensorSpec(_symbolic(t.shape), dtype=dtype) for t in model.inputs]
-    specs += [Builder.StateTensorSpec(t.shape_at(0), dtype=types.fp16) for t in model.state]
-    # The builder takes the names of the inputs from the function's signature.
-    names = ", ".join(t.name for t in (*model.inputs, *model.state))
-    target = ct.target.macOS15
-    program = Builder.program(input_specs=specs, opset_version=target)(
-        eval(f"lambda {names}: build(mb, {names})", {"build": case.build, "mb": Builder})  # noqa: S307
-    )
+    specs = {t.name: Builder.TensorSpec(_symbolic(t.shape), dtype=dtype) for t in model.inputs}
+    specs |= {t.name: Builder.StateTensorSpec(t.shape_at(0), dtype=types.fp16) for t in model.state}
     flexible = [
         ct.TensorType(
             name=t.name, shape=ct.EnumeratedShapes([t.shape_at(n) for n in range(model.chunk_count)])
@@ -73,17 +68,8 @@ def _converted(case):
         for t in model.inputs
         if t.shape != t.shape_at(0)
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ct.convert(
-            program,
-            convert_to="mlprogram",
-            minimum_deployment_target=target,
-            compute_precision=ct.precision.FLOAT32,
-            inputs=flexible or None,
-            pass_pipeline=ct.PassPipeline.EMPTY,
-            skip_model_load=True,
-        )
+    build, pipeline = partial(case.build, Builder), ct.PassPipeline.EMPTY
+    return converted(build, specs, "macOS15", inputs=flexible or None, pass_pipeline=pipeline)
 
 
 def _symbolic(shape):
