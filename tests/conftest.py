@@ -143,6 +143,14 @@ def refusal(capsys):
     return refused
 
 
+@pytest.fixture(scope="module")
+def shared_compiled_27(compiled_27):
+    """The user's cache of a file's tests, with the programs of `compiled_27`, instead of an empty one for each."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
+        yield compiled_27
+
+
 @pytest.fixture
 def core_ml(monkeypatch, tmp_path):
     """Core ML's stand-in on the portable executor (tests/coreml_stand_in), in this process and in its children.

@@ -1,5 +1,7 @@
 """The project's documents, and the code in them."""
 
+import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,32 +22,22 @@ CARDS = [
 BY_NAME = {path.name: path for path in MANUALS}
 
 
+# A fenced block, or an indented one after an empty line.
+_BLOCK = re.compile(
+    r"^```(\w+)\n(.*?)^```$|(?<=\n\n)((?:    [^\n]*\n|\n(?=    ))+)", re.MULTILINE | re.DOTALL
+)
+
+
 class Block(NamedTuple):
     language: str
     """The fence's info string; empty for an indented block."""
-    lines: list[str]
+    code: str
 
 
 def blocks(path: Path) -> Iterator[Block]:
     """Fenced and indented blocks of code, in order."""
-    block: Block | None = None
-    after_text = False
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("```"):
-            fenced = block is not None and block.language != "indented"
-            if block is not None:
-                yield block
-            block = None if fenced else Block(line[3:].strip() or "fenced", [])
-        elif block is not None and (block.language != "indented" or line.startswith("    ") or not line):
-            block.lines.append(line.removeprefix("    ") if block.language == "indented" else line)
-        else:
-            if block is not None:
-                yield block
-            is_code = line.startswith("    ") and not after_text
-            block = Block("indented", [line.removeprefix("    ")]) if is_code else None
-        after_text = bool(line.strip()) and block is None and not line.startswith("```")
-    if block is not None:
-        yield block
+    for language, fenced, indented in _BLOCK.findall(path.read_text(encoding="utf-8")):
+        yield Block(language, fenced or textwrap.dedent(indented))
 
 
 def run_python(path: Path, **names: Any) -> dict[str, Any]:
@@ -53,8 +45,8 @@ def run_python(path: Path, **names: Any) -> dict[str, Any]:
     names["__name__"] = "example"
     for block in blocks(path):
         if block.language == "python":
-            source = "\n".join(block.lines)
-            exec(compile(source, f"{path.name}: {block.lines[0]}", "exec"), names)  # noqa: S102 - our own documents
+            name = f"{path.name}: {block.code.partition(chr(10))[0]}"
+            exec(compile(block.code, name, "exec"), names)  # noqa: S102 - our own documents
     return names
 
 

@@ -1,13 +1,12 @@
 """A fake speaker for sessions, whose audio depends only on the text."""
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.speech.request import Cancelled, CancelToken
+from voxcpm_runtime.speech.request import CancelToken
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.speech.session import AudioChunk, Session
 from voxcpm_runtime.text.segments import Segment
@@ -33,11 +32,6 @@ class Speaker:
         self.pieces = 0
         self.pause = pause
         self.patch = patch
-        self.cancelled = threading.Event()
-        self.stepped = threading.Event()
-
-    def audio(self, index: int, patch: int) -> np.ndarray:
-        return np.full(self.patch, np.sin(index * 100 + patch), np.float32)
 
     def __call__(self, segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
         paused = False
@@ -54,14 +48,10 @@ class Speaker:
             paused = segment.ends_paragraph
             for patch in range(len(segment.text) // 2):
                 time.sleep(self.pause())
-                self.stepped.set()
-                try:
-                    cancel.check()
-                except Cancelled:
-                    self.cancelled.set()
-                    raise
+                cancel.check()
                 self.pieces += 1
-                yield Piece(self.audio(index, patch), index, patch + 1)
+                samples = np.full(self.patch, np.sin(index * 100 + patch), np.float32)
+                yield Piece(samples, index, patch + 1)
 
 
 def spoken(session: Session, *fragments: str) -> list[AudioChunk]:

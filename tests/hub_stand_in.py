@@ -29,9 +29,6 @@ class Hub(ThreadingHTTPServer):
         self.private: set[str] = set()
         self.defaults_to_private = False  # An organisation's setting
         self.messages: list[str] = []
-        self.sent: list[str] = []
-        """Digests of the uploaded LFS objects."""
-        self.refuses_commits = False
         self.ignored = ""
 
     @property
@@ -159,12 +156,9 @@ class Endpoints(BaseHTTPRequestHandler):
     def put(self, content: bytes, oid: str) -> None:
         assert sha256(content) == oid
         self.server.objects[oid] = content
-        self.server.sent.append(oid)
         self.reply(200)
 
     def commit(self, content: bytes, repository: str, revision: str) -> None:
-        if self.server.refuses_commits:
-            return self.reply(403, {"error": "this branch is protected"})
         tree = dict(self.server.repositories[repository][revision])
         for line in content.splitlines():
             operation = json.loads(line)
@@ -180,7 +174,7 @@ class Endpoints(BaseHTTPRequestHandler):
         self.server.repositories[repository][revision] = tree
         oid = commit_of(tree)
         url = f"{self.server.address}/{repository}/commit/{oid}"
-        return self.reply(200, {"commitUrl": url, "commitOid": oid})
+        self.reply(200, {"commitUrl": url, "commitOid": oid})
 
     def resolve(self, _: bytes, repository: str, revision: str, path: str) -> None:
         if (tree := self.tree_at(repository, revision)) is None:

@@ -97,6 +97,18 @@ def raw_answer(address: tuple[str, int], request: bytes) -> bytes:
     return answer
 
 
+def is_refused(url: str) -> bool:
+    """Whether nothing listens there any more."""
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0
+
+
+def post(length: int, *headers: str, path: str = "/v1/audio/speech") -> bytes:
+    """The head of a request with a body of that many bytes."""
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {length}", *headers)
+    return "\r\n".join((*lines, "", "")).encode()
+
+
 def _listener() -> socket.socket:
     listener = socket.create_server(("127.0.0.1", 0))
     # Small socket buffers, so that a stalled reader is noticed within seconds.

@@ -14,6 +14,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from voxcpm_runtime import VoxCPM
 
+ELEVENLABS = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000&seed=7"
+
 
 @contextlib.contextmanager
 def socket_to(server: Any, path: str = "/v1/audio/stream", **options: Any) -> Iterator[ClientConnection]:
@@ -39,6 +41,14 @@ def heard(connection: ClientConnection, last: str = "done") -> tuple[bytes, list
         else:
             events.append(event)
     return audio, events
+
+
+def from_elevenlabs(connection: ClientConnection, finals: int = 1) -> list[dict[str, Any]]:
+    """All messages of ElevenLabs' websockets up to that many final ones."""
+    messages: list[dict[str, Any]] = []
+    while sum(message.get("isFinal") is True for message in messages) < finals:
+        messages.append(json.loads(connection.recv(timeout=30)))
+    return messages
 
 
 def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:

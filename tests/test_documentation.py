@@ -48,7 +48,7 @@ def commands(path):
     for block in blocks(path):
         if block.language in ("python", "swift", "json"):
             continue
-        for line in "\n".join(block.lines).replace("\\\n", " ").splitlines():
+        for line in block.code.replace("\\\n", " ").splitlines():
             if line.startswith((f"{PROGRAM} ", "python generate_coreml.py ", "make ")):
                 words = shlex.shlex(line, posix=True, punctuation_chars="|>")
                 words.whitespace_split = True
@@ -233,7 +233,10 @@ def workplace(tmp_path, tiny_bundle, second_bundle, monkeypatch):
     (tmp_path / "names.tsv").write_text("nguyen\twin\nSIG\tsig\n", encoding="utf-8")
     (tmp_path / "lines.txt").write_text("One.\n\nTwo.\n", encoding="utf-8")
     shown = [
-        line for block in blocks(BY_NAME["command-line.md"]) for line in block.lines if line.startswith("{")
+        line
+        for block in blocks(BY_NAME["command-line.md"])
+        for line in block.code.splitlines()
+        if line.startswith("{")
     ]
     assert shown
     assert all(json.loads(line) for line in shown)

@@ -31,36 +31,27 @@ def _step(bundle, precision, name, **options):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--no-alignment", {"measure": True}),
-        ("--no-alignment --no-measure", {"measure": False}),
-        ("--no-alignment --quantize all", {"measure": False}),
+        ("", (["fp16", "int8"], "macOS14", "scatter", 0, True)),
+        ("--no-measure", (["fp16", "int8"], "macOS14", "scatter", 0, False)),
+        ("--quantize all", (["fp16", "int8"], "macOS14", "scatter", 0, False)),
+        # A preset is what given options leave open.
+        ("--preset phone", (["int8"], "macOS15", "stacked", 10, True)),
+        ("--preset phone --precision fp16 --kv-cache scatter --solver-steps 0",
+         (["fp16"], "macOS15", "scatter", 0, True)),
+        ("--preset phone --batch 4 --kv-cache scatter", (["int8"], "macOS15", "scatter", 10, True)),
         # The base LM's two layers have 43,136 weights each, and two bytes a weight.
-        (
-            "--max-length 128 --kv-cache rows --solver-steps 100 --split-gigabytes 1.1e-4 --prefill-chunk 8",
-            {"kv_cache": "rows", "sizes": SPLIT},
-        ),
-    ],
-)
-def test_command_passes_options(tiny_checkpoint, tmp_path, asked, words, expected):
-    assert cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *words.split()]) == 130
-    assert [{name: given[name] for name in expected} for given in asked] == [expected]
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("", (["fp16", "int8"], "macOS14", "scatter", 0)),
-        ("--preset phone", (["int8"], "macOS15", "stacked", 10)),
-        ("--preset phone --precision fp16 --kv-cache scatter --solver-steps 0", (["fp16"], "macOS15", "scatter", 0)),
-        ("--preset phone --batch 4 --kv-cache scatter", (["int8"], "macOS15", "scatter", 10)),
+        ("--max-length 128 --kv-cache rows --solver-steps 100 --split-gigabytes 1.1e-4 --prefill-chunk 8", SPLIT),
     ],
 )  # fmt: skip
-def test_phone_preset_is_what_given_options_leave_open(tiny_checkpoint, tmp_path, asked, words, expected):
+def test_command_passes_options(tiny_checkpoint, tmp_path, asked, words, expected):
     given = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), "--no-alignment", *words.split()]
     assert cli.main(given) == 130
     (each,) = asked
-    found = each["precisions"], each["target"], each["kv_cache"], each["sizes"].solver_steps
-    assert (found, each["measure"]) == (expected, True)
+    if expected == SPLIT:
+        assert (each["kv_cache"], each["sizes"]) == ("rows", SPLIT)
+    else:
+        names = ("precisions", "target", "kv_cache")
+        assert (*(each[name] for name in names), each["sizes"].solver_steps, each["measure"]) == expected
 
 
 @pytest.mark.parametrize(

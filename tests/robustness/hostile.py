@@ -110,13 +110,6 @@ def large(name, start, end=b"", fill=b"\0"):
     return change
 
 
-def tokenizer_regex(place):
-    path = place.bundle / "tokenizer/tokenizer.json"
-    split = {"type": "Split", "pattern": {"Regex": r"(a+)+$"}, "behavior": "Isolated", "invert": False}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "pre_tokenizer": split}))
-    place.record("tokenizer/tokenizer.json")
-
-
 def voice_header(place):
 
     path = place.inside / "a.voice"
@@ -154,12 +147,6 @@ def lora_pickle(place):
     return lambda: Checkpoint.open(place.checkpoint, lora=folder)
 
 
-def shard_elsewhere(place):
-    (place.checkpoint / "model.safetensors").rename(place.outside / "model.safetensors")
-    index = {"weight_map": {"a": "../../outside/model.safetensors"}}
-    (place.checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 def safetensors_header(place):
     with (place.checkpoint / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", LARGE) + b'{"a":' + b" " * 1000)
@@ -175,7 +162,6 @@ BUNDLES = {
     "npy: header of version 1": large(NPY, b"\x93NUMPY\x01\x00\xff\xff{'descr': '<f4'"),
     "JSON: manifest of 100 MB": large("manifest.json", b'{"a": "', b'"}', b"x"),
     "JSON: tokenizer of 100 MB": large("tokenizer/tokenizer.json", b'{"a": "', b'"}', b"x"),
-    "tokenizer: regular expression": tokenizer_regex,
     "voice: header of 100 MB": voice_header,
 }
 CHECKPOINTS = {
@@ -185,7 +171,6 @@ CHECKPOINTS = {
         for form in ("zip", "old", "plain")
     },
     "pickle: LoRA": lora_pickle,
-    "shards: path above": shard_elsewhere,
     "safetensors: header of 100 MB": safetensors_header,
 }
 

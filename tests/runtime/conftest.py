@@ -16,7 +16,7 @@ from voxcpm_runtime import voxcpm
 from voxcpm_runtime.backends.loading import PlacedStepModel
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
-from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech import budget
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
@@ -192,6 +192,26 @@ def letters():
 def stopping(network):
     """Makes speech stop at the minimum length of four patches."""
     network.stop_bias = np.array([-1e3, 0], np.float32)
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """stop_after(length): each attempt ends after `length(first_patch)` patches, which only the stop head may know."""
+    generate = Driver.generate_patches
+
+    def scripted(length_of):
+        def patches(*arguments, **options):
+            length = None
+            for patch in generate(*arguments, **options):
+                length = length or length_of(patch)
+                stops = patch.index + 1 == length
+                yield Patch(patch.index, patch.latents, stops)
+                if stops:
+                    return
+
+        monkeypatch.setattr(Driver, "generate_patches", patches)
+
+    return scripted
 
 
 @pytest.fixture

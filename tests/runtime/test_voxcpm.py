@@ -6,8 +6,6 @@ import pytest
 from voxcpm_constants.errors import InputError, VoxCPMWarning
 from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.speech.results import TooLongWarning
-from voxcpm_runtime.speech.spine import prepared
-from voxcpm_runtime.voices.recordings import encoded
 
 TEXT = "hello there."  # 12 characters and ▁: 13 tokens
 
@@ -19,30 +17,11 @@ def prompt_audio():
 
 
 @pytest.mark.usefixtures("stopping")
-def test_speech_has_whole_patches_and_the_output_rate(tts, architecture):
-    speech = tts.speak(TEXT, seed=7)
-    assert speech.audio.dtype == np.float32
-    assert speech.sample_rate == tts.sample_rate == architecture.output_sample_rate
-    assert speech.latents.shape == (4, 2, 4)
-    assert len(speech.audio) == 4 * architecture.patch_output_samples
-    assert (speech.seed, speech.attempts, speech.stopped) == (7, 1, True)
-
-
-@pytest.mark.usefixtures("stopping")
 def test_a_seed_uses_numpys_generator_and_unseeded_speech_tells_its_seed(tts):
     speech, unseeded = tts.speak(TEXT, rng=np.random.default_rng(7)), tts.speak(TEXT)
     assert speech.seed is None
     np.testing.assert_array_equal(speech.audio, tts.generate(TEXT, seed=7))
     np.testing.assert_array_equal(unseeded.audio, tts.generate(TEXT, seed=unseeded.seed))
-
-
-def test_prompt_and_target_are_tokenised_together(tts, prompt_audio):
-    plan = tts.plan("b\n c", prompt_audio, "a ")
-    request = prepared(plan, 0, plan.segments[0], encoded(plan.voice, tts.driver))
-    # ▁ a ▁ b ▁ c, audio start, five patches
-    assert request.sequence.tokens.tolist() == [3, 4, 3, 5, 3, 6, 101, 0, 0, 0, 0, 0]
-    assert request.segment.target_tokens == 4  # ▁ b ▁ c
-    assert request.limit == 34  # 4 * 6 + 10
 
 
 @pytest.mark.usefixtures("network")

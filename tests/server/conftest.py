@@ -97,31 +97,44 @@ def client(server):
 
 
 @pytest.fixture
-def started(tmp_path):
-    """started(*options, before=""): the process of a server that answers, and its URL.
+def command_line(tmp_path):
+    """command_line(*arguments, before=""): a process of a command, in the test's folder and until the test's end.
 
-    Its voices and jobs are in folders of the test. before: Python that the process begins with.
+    before: Python that the process begins with.
     """
-    folders = ("--voices-folder", tmp_path / "voices", "--jobs-folder", tmp_path / "jobs")
     with contextlib.ExitStack() as stack:
 
-        def start(*options, before=""):
+        def start(*arguments, before=""):
             process = subprocess.Popen(
-                [sys.executable, "-c", before + PROGRAM, "serve", "--port", "0", *folders, *options],
+                [sys.executable, "-c", before + PROGRAM, *map(str, arguments)],
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env={**os.environ, "VOXCPM_COREML_API_KEYS": ""},
+                env={**os.environ, "VOXCPM_COREML_API_KEYS": "", "RAY_ADDRESS": ""},
             )
             stack.callback(process.communicate)
             stack.callback(process.kill)
-            line = process.stderr.readline() if process.stderr else ""
-            assert line.startswith("listening on http://127.0.0.1:"), line
-            url = line.split()[2]
-            # The socket listens already; connections wait in the backlog.
-            assert httpx2.get(f"{url}/ready", timeout=30).status_code == 200
-            return process, url
+            return process
 
         yield start
+
+
+@pytest.fixture
+def started(command_line, tmp_path):
+    """started(*options, before=""): the process of a server that answers, and its URL; folders are the test's."""
+    folders = ("--voices-folder", tmp_path / "voices", "--jobs-folder", tmp_path / "jobs")
+
+    def start(*options, before=""):
+        process = command_line("serve", "--port", "0", *folders, *options, before=before)
+        line = process.stderr.readline()
+        assert line.startswith("listening on http://127.0.0.1:"), line
+        url = line.split()[2]
+        # The socket listens already; connections wait in the backlog.
+        assert httpx2.get(f"{url}/ready", timeout=30).status_code == 200
+        return process, url
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 
 import httpx2
@@ -15,9 +13,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from documents import BY_NAME, run_python
+from server_on_loopback import is_refused
 from waiting import until
-
-PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
 def test_port_in_use_fails_before_loading(refusal):
@@ -57,15 +54,13 @@ def test_invalid_options_are_one_line_errors(arguments, words, refusal, tmp_path
     "module",
     ["av", "fastapi", "prometheus_client", "psutil", "python_multipart", "uvicorn", "websockets", "wyoming"],
 )
-def test_missing_package_names_the_extra(module):
+def test_missing_package_names_the_extra(module, command_line):
     # The bundle does not exist either, so a server with all packages exits too.
-    arguments = ["voxcpm-coreml", "serve", "absent-bundle", "--port", "0"]
-    absent = f"import sys; sys.modules['{module}'] = None; sys.argv = {arguments}; "
-    done = subprocess.run(
-        [sys.executable, "-c", absent + PROGRAM], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert re.fullmatch(rf'error: .*{module}.* pip install "voxcpm-coreml\[serve\]"\n', done.stderr)
+    absent = f"import sys; sys.modules['{module}'] = None\n"
+    process = command_line("serve", "absent-bundle", "--port", "0", before=absent)
+    error = process.communicate()[1]
+    assert process.returncode == 2
+    assert re.fullmatch(rf'error: .*{module}.* pip install "voxcpm-coreml\[serve\]"\n', error)
 
 
 def asked(url, words, **fields):
@@ -127,7 +122,7 @@ def test_sigterm_drains_active_conversations_and_closes_idle_ones(started):
         with pytest.raises(ConnectionClosed) as closed:
             silent.recv(timeout=20)
         assert closed.value.rcvd.code == 1012
-        assert _is_refused(url)
+        assert is_refused(url)
         # An open conversation still accepts its text.
         speaking.send(json.dumps({"type": "text", "text": " Seven eight nine."}))
         speaking.send(json.dumps({"type": "end"}))
@@ -149,17 +144,12 @@ def test_second_ctrl_c_exits_immediately(started):
         assert next(answer.iter_raw())
         process.send_signal(signal.SIGINT)
         # It no longer accepts connections.
-        until(lambda: _is_refused(url))
+        until(lambda: is_refused(url))
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=30)[1]
     assert process.returncode == 130
     assert rest.splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in rest
-
-
-def _is_refused(url):
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0
 
 
 def test_documented_python_runs(server, tmp_path, monkeypatch):

@@ -11,13 +11,7 @@ from voxcpm_validation.measures import agreement
 from voxcpm_validation.report import below_floors
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(compiled_27):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
-        yield
+pytestmark = pytest.mark.usefixtures("shared_compiled_27")
 
 
 def test_fp16_speech_has_its_own_floors_on_core_ai():

@@ -1,10 +1,8 @@
 """Normalised Chinese texts, compared with upstream's `TextNormalizer` on the same wetext."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
+from upstream_module import upstream_module
 from voxcpm_runtime.text.normalization import normalized
 
 CHINESE = [
@@ -35,12 +33,7 @@ CHINESE = [
 @pytest.fixture(scope="module")
 def upstream():
     """Upstream's normalizer module, loaded without the packages that the rest of upstream imports."""
-    package = importlib.util.find_spec("voxcpm")
-    path = Path(package.origin).parent / "utils" / "text_normalize.py"
-    spec = importlib.util.spec_from_file_location("upstream_text_normalize", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.TextNormalizer()
+    return upstream_module("utils/text_normalize.py").TextNormalizer()
 
 
 @pytest.mark.parametrize("text", CHINESE)

@@ -1,7 +1,6 @@
 """Small ML programs built with coremltools' MIL builder, saved as .mlpackage and run by the portable backend."""
 
 import logging
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mil_programs import converted
+from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_runtime.backends.portable import PortableStepModel, cache
 from voxcpm_runtime.backends.portable.kernels import ROW_PRODUCT, available_operators
 from voxcpm_runtime.backends.portable.package import read_package
@@ -19,14 +20,13 @@ INPUT_TYPES = {"float16": "fp16", "float32": "fp32", "int32": "int32"}
 
 @pytest.fixture(scope="session")
 def ct():
-    """coremltools, without its warnings and progress bars."""
+    """coremltools, without its logs and progress bars."""
     logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import coremltools
-        import tqdm
+    module = import_coremltools()
+    import tqdm
+
     tqdm.tqdm.disable = True
-    return coremltools
+    return module
 
 
 @pytest.fixture(autouse=True)
@@ -72,22 +72,7 @@ class Laboratory:
             dtype, shape = value if isinstance(value, tuple) else (value.dtype.name, value.shape)
             return self.mb.TensorSpec(shape=shape, dtype=getattr(types, INPUT_TYPES[dtype]))
 
-        specs = {name: spec(value) for name, value in inputs.items()}
-        source = f"lambda {', '.join(specs)}: build({', '.join(specs)})"
-        target = getattr(self.ct.target, self.target)
-        program = self.mb.program(input_specs=list(specs.values()), opset_version=target)(
-            # The builder takes the input names from the function's signature.
-            eval(source, {"build": build})  # noqa: S307
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return self.ct.convert(
-                program,
-                convert_to="mlprogram",
-                minimum_deployment_target=target,
-                compute_precision=self.ct.precision.FLOAT32,
-                skip_model_load=True,
-            )
+        return converted(build, {name: spec(value) for name, value in inputs.items()}, self.target)
 
     def save(self, model, name="model"):
         path = self.directory / f"{name}.mlpackage"

@@ -36,11 +36,8 @@ def tts(request, together_bundle):
 def assert_same(found, expected):
     np.testing.assert_array_equal(found.latents, expected.latents)
     np.testing.assert_array_equal(found.audio, expected.audio)
-    assert (found.attempts, found.stopped, found.words) == (
-        expected.attempts,
-        expected.stopped,
-        expected.words,
-    )
+    for fact in ("attempts", "stopped", "words"):
+        assert getattr(found, fact) == getattr(expected, fact)
 
 
 def test_each_has_the_samples_that_it_has_alone(tts, monkeypatch):

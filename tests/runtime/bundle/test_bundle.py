@@ -41,13 +41,6 @@ def test_missing_truncated_and_altered_files_are_named(bundle_folder):
         open_bundle(bundle_folder)
 
 
-def test_other_precisions_files_are_checked_only_on_request(bundle_folder):
-    (bundle_folder / "fp16" / "locdit_step.mlpackage" / "Manifest.json").write_text("damaged")
-    open_bundle(bundle_folder, "int8")
-    with pytest.raises(BundleError, match="fp16"):
-        open_bundle(bundle_folder, "int8", verify=True)
-
-
 def test_second_start_does_not_hash(bundle_folder, hashed, tmp_path):
     open_bundle(bundle_folder)
     assert len(hashed) > 6

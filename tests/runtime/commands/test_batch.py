@@ -14,6 +14,7 @@ import soundfile
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.file_locks import lock_folder
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.commands import batch as commands_batch
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.commands.batch_lines import read_lines
@@ -28,7 +29,7 @@ def samples(path):
 
 
 def speech(bundle, text, *voice, **options):
-    return np.round(np.clip(VoxCPM.from_bundle(bundle).generate(text, *voice, **options), -1, 1) * 32767)
+    return pcm16(VoxCPM.from_bundle(bundle).generate(text, *voice, **options))
 
 
 def recording(path, seed=0):

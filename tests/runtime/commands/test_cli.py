@@ -14,6 +14,7 @@ import soundfile
 
 from voxcpm_constants import progress_lines
 from voxcpm_runtime import voxcpm
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.commands import cli
 
 
@@ -26,7 +27,7 @@ def test_generate_writes_the_speech_of_the_library(speaking, tmp_path, run, refu
     tts = voxcpm.VoxCPM.from_bundle(speaking)
     audio = tts.generate("hello.", seed=7)
     assert rate == tts.sample_rate
-    np.testing.assert_array_equal(samples, np.round(np.clip(audio, -1, 1) * 32767))
+    np.testing.assert_array_equal(samples, pcm16(audio))
     assert line.startswith(f"{out}: ")
     assert f", seed 7, {np.count_nonzero(np.abs(audio) > 1)} samples clipped" in line
     assert "real-time factor" in line
@@ -45,7 +46,6 @@ def test_generate_writes_the_speech_of_the_library(speaking, tmp_path, run, refu
         (["--text-file", "nowhere.txt"], "nowhere.txt: cannot be read"),
         (["--text", "a", "--precision", "fp32"], "it has fp16, int8"),
         (["--text", "a", "--output", "/dev/null/new/out.wav"], "/dev/null is not a folder"),
-        (["--text", "a", "--output", "out.txt"], "expected a name that ends in"),
         (["--text", "a", "--lora-path", "b"], "--lora-path needs --model-path or --hf-model-id"),
         (["--text", "a", "--model-path", "b"], "expected one of BUNDLE and --model-path, got both"),
         (["--text", "a", "--nonsense"], "--nonsense"),

@@ -140,9 +140,7 @@ def test_a_full_disk_under_standard_output_is_named(arguments):
 def test_a_reader_that_stops_ends_a_command_quietly(arguments):
     reading, writing = os.pipe()
     os.close(reading)
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], stdout=writing, stderr=subprocess.PIPE, check=False
-    )
+    ran = run_into(writing, *arguments)
     os.close(writing)
     assert (ran.returncode, ran.stderr) == (141, b"")
 

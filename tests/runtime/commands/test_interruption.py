@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.commands import cli
-from voxcpm_runtime.commands.generate import interruptible
-from voxcpm_runtime.speech.request import CancelToken
 from voxcpm_runtime.voxcpm import VoxCPM
 
 BOOK = "\n\n".join(f"It was the {day} day of the week. Nobody said a word about it." for day in (
@@ -63,7 +62,7 @@ def test_interrupted_book_leaves_no_partial_file_and_resumes(speaking_bundle, wh
     assert done.returncode == 0, done.stderr
     assert len(whole.segments) > 3
     samples, _ = soundfile.read(tmp_path / "book.wav", dtype="int16")
-    np.testing.assert_array_equal(samples, np.round(np.clip(whole.audio, -1, 1) * 32767))
+    np.testing.assert_array_equal(samples, pcm16(whole.audio))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "book.wav"]
 
 
@@ -76,7 +75,7 @@ def test_what_was_spoken_before_an_interruption_can_be_saved(speaking_bundle, wh
     assert "interrupted: a.wav is incomplete" in err
     samples, _ = soundfile.read(tmp_path / "a.wav", dtype="int16")
     assert 0 < len(samples) < len(whole.audio)
-    np.testing.assert_array_equal(samples, np.round(np.clip(whole.audio[: len(samples)], -1, 1) * 32767))
+    np.testing.assert_array_equal(samples, pcm16(whole.audio[: len(samples)]))
     assert out.startswith("a.wav: ")
 
 
@@ -86,7 +85,7 @@ def test_pipe_receives_samples_as_they_are_generated(speaking_bundle):
     tts = VoxCPM.from_bundle(speaking_bundle)
     audio = np.concatenate(list(tts.generate_streaming("Good morning to you.", seed=5)))
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.frombuffer(done.stdout, "<i2"), np.round(np.clip(audio, -1, 1) * 32767))
+    np.testing.assert_array_equal(np.frombuffer(done.stdout, "<i2"), pcm16(audio))
     lines = done.stderr.decode().splitlines()
     assert lines[0] == f"raw PCM: 16-bit little-endian, mono, {tts.sample_rate} Hz"
     assert lines[-1] == f"{len(audio) / tts.sample_rate:.2f} s of speech"
@@ -107,7 +106,7 @@ def test_interrupted_pipe_has_whole_frames_and_ends_quietly(speaking_bundle, boo
     samples = np.frombuffer(received + rest, "<i2")
     audio = np.concatenate(list(VoxCPM.from_bundle(speaking_bundle).generate_streaming(BOOK, seed=6)))
     assert len(samples) < len(audio)
-    np.testing.assert_array_equal(samples, np.round(np.clip(audio[: len(samples)], -1, 1) * 32767))
+    np.testing.assert_array_equal(samples, pcm16(audio[: len(samples)]))
 
 
 # Four chunks of 1000 samples, less than the buffer holds; each is made after a line of input.
@@ -147,15 +146,6 @@ def test_chunks_are_written_immediately(speaking_bundle):
         assert len(process.stdout.read(2000)) == 2000
     process.communicate(timeout=60)
     assert process.returncode == 0
-
-
-def test_the_first_interrupt_cancels_and_the_second_ends_the_program():
-    token, before = CancelToken(), signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), interruptible(token):  # noqa: PT012 - two signals
-        os.kill(os.getpid(), signal.SIGINT)
-        assert token.cancelled
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_closed_pipe_exits_silently(speaking_bundle):

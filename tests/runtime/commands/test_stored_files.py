@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -97,10 +98,6 @@ def written(path):
     return soundfile.read(path, dtype="int16")[0]
 
 
-def pcm(audio):
-    return np.round(np.clip(audio, -1, 1) * 32767)
-
-
 def test_default_means_the_checkpoints_voice(speaking, folder, run, refusal):
     refused = refusal("voices", "add", "default", speaking, *ADD)
     assert "default is the checkpoint's own voice; choose another name" in refused
@@ -129,7 +126,7 @@ def test_a_voice_is_added_listed_shown_used_and_removed(speaking, folder, run):
     for command, voice in (("generate", "ada"), ("clone", folder / "voices" / "ada.voice")):
         speak = (command, speaking, "--voice", voice, "-t", "hello.", "--seed", 3, "-o", "a.wav", "-q")
         assert run(*speak)[0] == 0
-        np.testing.assert_array_equal(written("a.wav"), pcm(expected))
+        np.testing.assert_array_equal(written("a.wav"), pcm16(expected))
     assert run("voices", "remove", "ada")[0] == 0
     assert not list((folder / "voices").iterdir())
     assert "ada" not in run("voices", "list")[1]
@@ -159,7 +156,7 @@ def test_batch_accepts_voices_per_line_and_overall(speaking, batch, run):
     recordings = {"all": tuple(prompt.values()), "own": ("voice.wav", "so "), "none": ()}
     for name, recording in {**recordings, "audio": recordings["all"]}.items():
         expected = tts.generate("hello.", *recording, seed=3)
-        np.testing.assert_array_equal(written(f"out/{name}.wav"), pcm(expected), err_msg=name)
+        np.testing.assert_array_equal(written(f"out/{name}.wav"), pcm16(expected), err_msg=name)
 
 
 def test_silence_can_be_trimmed(speaking, run):

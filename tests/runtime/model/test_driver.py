@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tiny_network import fake_decode, fake_encode
+from tiny_network import fake_encode
 from voxcpm_constants.arrays import EMBED_TOKENS
 from voxcpm_constants.errors import BundleError
 from voxcpm_runtime.model.driver import Driver
@@ -136,20 +136,6 @@ def test_a_prompt_is_padded_on_the_left_and_a_reference_on_the_right(driver, arc
         whole = fake_encode({}, padded, architecture)  # (latent_dim, frames)
         assert latents.shape == (len(padded) // 20, 2, 4)
         np.testing.assert_allclose(latents.reshape(-1, 4).T, whole, atol=1e-6)
-
-
-def test_decoder_is_primed_with_the_prompts_end_and_omits_it(driver, architecture):
-    sequence = sequences()["continuation"]
-    generated = np.random.default_rng(1).standard_normal((4, *SHAPE)).astype(np.float32)
-    context = architecture.traits.decoder_context_patches
-    heard = np.concatenate([sequence.patches[-context:], generated]).reshape(-1, 4).T
-    whole = fake_decode({}, heard, architecture)
-    next_audio = driver.patch_decoder(sequence)
-    audio = [next_audio(patch) for patch in generated]
-    assert [len(piece) for piece in audio] == [architecture.patch_output_samples] * 4
-    np.testing.assert_allclose(
-        np.concatenate(audio), whole[context * architecture.patch_output_samples :], atol=1e-6
-    )
 
 
 def test_non_finite_patch_or_embedding_of_a_token_is_an_error(generated, driver, models, constants):

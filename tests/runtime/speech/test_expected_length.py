@@ -9,7 +9,7 @@ import pytest
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime.bundle.opening import open_bundle
-from voxcpm_runtime.model.driver import Driver, Patch
+from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.speech import budget, expected_length
 from voxcpm_runtime.speech.results import SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
@@ -30,22 +30,12 @@ def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch):
 
 
 @pytest.fixture
-def lengths(monkeypatch):
+def lengths(stop_after):
     """Set the lengths of the next attempts in patches."""
-    generate = Driver.generate_patches
 
     def scripted(*wanted):
         left = iter(wanted)
-
-        def patches(*arguments, **options):
-            length = next(left)
-            for patch in generate(*arguments, **options):
-                stops = patch.index + 1 == length
-                yield Patch(patch.index, patch.latents, stops)
-                if stops:
-                    return
-
-        monkeypatch.setattr(Driver, "generate_patches", patches)
+        stop_after(lambda _: next(left))
 
     return scripted
 

@@ -17,15 +17,6 @@ the end."""
 
 
 @pytest.mark.usefixtures("stopping")
-def test_streaming_a_chapter_equals_speaking_it(tts, prompt_audio):
-    for voice in (None, tts.create_voice(prompt_audio, "so ", name="ada")):
-        whole = tts.generate(CHAPTER, voice=voice, seed=3)
-        for size in (1, 4, 1000):
-            chunks = tts.generate_streaming(CHAPTER, voice=voice, seed=3, chunk_patches=size)
-            np.testing.assert_array_equal(np.concatenate(list(chunks)), whole)
-
-
-@pytest.mark.usefixtures("stopping")
 def test_a_text_longer_than_the_cache_is_spoken_whole_with_silence_between_paragraphs(tts, architecture):
     speech = tts.speak(CHAPTER, seed=3, paragraph_pause=0.5)
     said = "".join(segment.text for segment in speech.segments)

@@ -9,7 +9,7 @@ import pytest
 from encoding_speaker import as_tuple, spoken
 from voxcpm_constants.errors import InputError, system_reason
 from voxcpm_runtime.audio.pcm import pcm16
-from voxcpm_runtime.speech.request import Cancelled, CancelToken, Request
+from voxcpm_runtime.speech.request import Cancelled, CancelToken
 from waiting import until
 
 TEXT = "hello you. so it is. who is it? a sentence that is a good deal longer than the others are, to be cut."
@@ -50,11 +50,6 @@ def test_session_has_its_own_voice_options_and_seed(tts, prompt_audio):
     np.testing.assert_array_equal(said(seed=3, voice=voice)[0], with_voice)
     with pytest.raises(InputError, match="cfg_value must be"):
         tts.session(cfg_value=99)
-
-
-def test_a_request_with_a_text_is_no_sessions(tts):
-    with pytest.raises(InputError, match="a session's text arrives later"):
-        tts.session_for(Request("so."))
 
 
 def test_callers_token_cancels_a_session(tts):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -32,8 +33,7 @@ def spoken(command, bundle, *options):
 
 
 def expected(bundle, *arguments, **options):
-    audio = VoxCPM.from_bundle(bundle).generate(*arguments, seed=3, **options)
-    return np.round(np.clip(audio, -1, 1) * 32767)
+    return pcm16(VoxCPM.from_bundle(bundle).generate(*arguments, seed=3, **options))
 
 
 PROMPT = ["--prompt", "prompt.wav", "--prompt-text", "so it is."]

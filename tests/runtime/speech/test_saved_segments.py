@@ -16,6 +16,16 @@ def book(tmp_path):
     return tmp_path / "books" / "book.wav"
 
 
+@pytest.fixture
+def first_two(tts, book, stopping):  # noqa: ARG001 - in place
+    """The chapter's segments, and a speech with its first two."""
+    segments = tts.speak(CHAPTER, **GIVEN).segments
+    saved = SavedSegments(book, "d", 3, drawn=False)
+    for index in range(2):
+        saved.put(index, segments[index])
+    return segments, saved
+
+
 @pytest.mark.usefixtures("stopping")
 def test_interrupted_chapter_resumes(tts, models, book):
     whole = tts.speak(CHAPTER, **GIVEN)
@@ -47,13 +57,9 @@ def test_interrupted_chapter_resumes(tts, models, book):
     assert not list(book.parent.iterdir())
 
 
-@pytest.mark.usefixtures("stopping")
-def test_reordered_segments_are_not_reused(tts, book):
+def test_reordered_segments_are_not_reused(first_two, book):
     """Two swapped files, and one of a speech with another seed."""
-    segments = tts.speak(CHAPTER, **GIVEN).segments
-    saved = SavedSegments(book, "d", 3, drawn=False)
-    for index in range(2):
-        saved.put(index, segments[index])
+    segments, saved = first_two
     first, second = (saved.folder / f"0000{index}.segment" for index in range(2))
     before = first.read_bytes()
     assert saved.get(0).text == segments[0].text
@@ -81,13 +87,9 @@ def test_resegmented_text_is_regenerated(tts, book):
     np.testing.assert_array_equal(speech.audio, speak(12, None).audio)
 
 
-@pytest.mark.usefixtures("stopping")
-def test_kill_during_removal_leaves_no_segments_to_resume(tts, book, monkeypatch):
+def test_kill_during_removal_leaves_no_segments_to_resume(first_two, book, monkeypatch):
     """Their speech is finished; a run that found some of them would regenerate the others."""
-    segments = tts.speak(CHAPTER, **GIVEN).segments
-    saved = SavedSegments(book, "d", 3, drawn=False)
-    for index in range(2):
-        saved.put(index, segments[index])
+    _, saved = first_two
 
     def killed(folder, **_):
         for path in sorted(folder.glob("*.segment"))[:1]:

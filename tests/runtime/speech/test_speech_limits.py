@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from encoding_speaker import spoken
-from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech.results import UnspokenWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 
@@ -15,20 +14,9 @@ GIVEN = {"seed": 3, "segment_tokens": 12, "retry_badcase_ratio_threshold": 0.7}
 
 
 @pytest.fixture(autouse=True)
-def _lengths(monkeypatch):
+def _lengths(stop_after):
     """The stop head ends each attempt after 4 to 12 patches, by its first patch alone."""
-    generate = Driver.generate_patches
-
-    def patches(*arguments, **named):
-        length = None
-        for patch in generate(*arguments, **named):
-            length = length or 4 + int(np.abs(patch.latents).sum() * 1000) % 9
-            stops = patch.index + 1 == length
-            yield Patch(patch.index, patch.latents, stops)
-            if stops:
-                return
-
-    monkeypatch.setattr(Driver, "generate_patches", patches)
+    stop_after(lambda first: 4 + int(np.abs(first.latents).sum() * 1000) % 9)
 
 
 @pytest.mark.parametrize("retry", [False, True])

@@ -14,24 +14,20 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.speech.request import Cancelled, CancelToken
 
 TEXT = "hello there."
+AUDIO = (np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000)
 MODES = {
     "zero-shot": {},
-    "continuation": {"prompt_wav_path": 0, "prompt_text": "so it is "},
-    "reference": {"reference_wav_path": 0},
-    "combined": {"prompt_wav_path": 0, "prompt_text": "so ", "reference_wav_path": 0},
+    "continuation": {"prompt_wav_path": AUDIO, "prompt_text": "so it is "},
+    "reference": {"reference_wav_path": AUDIO},
+    "combined": {"prompt_wav_path": AUDIO, "prompt_text": "so ", "reference_wav_path": AUDIO},
 }
 
 
-@pytest.fixture
-def arguments(prompt_audio, architecture, mode):
+@pytest.mark.parametrize("mode", MODES)
+def test_chunks_of_any_size_equal_offline_generation(tts, mode, architecture):
     if "reference_wav_path" in MODES[mode] and architecture.generation == "voxcpm":
         pytest.skip("a reference voice needs VoxCPM2")
-    return {name: prompt_audio if value == 0 else value for name, value in MODES[mode].items()}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_chunks_of_any_size_equal_offline_generation(tts, arguments, architecture):
-    given = arguments | {"seed": 3, "min_len": 9, "max_len": 11, "retry_badcase": False}
+    given = MODES[mode] | {"seed": 3, "min_len": 9, "max_len": 11, "retry_badcase": False}
     whole, patch = tts.generate(TEXT, **given), architecture.patch_output_samples
     assert len(whole) == 11 * patch
     for size, first in itertools.product((1, 5, 40), (None, 3)):

@@ -1,23 +1,13 @@
-import importlib.util
-from pathlib import Path
-
 import pytest
 
+from upstream_module import upstream_module
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.text.control import ControlledCutter, described, with_control, without_control
 
 
 @pytest.fixture(scope="module")
 def upstreams_cli():
-    """Upstream's `cli.py` alone, since importing its package would import torch."""
-    package = importlib.util.find_spec("voxcpm")
-    if package is None:
-        pytest.skip("needs upstream's voxcpm")
-    path = Path(package.origin).with_name("cli.py")
-    spec = importlib.util.spec_from_file_location("upstreams_cli", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return upstream_module("cli.py")
 
 
 @pytest.mark.parametrize("text", ["Hello.", "(slow) Hello."])

@@ -19,14 +19,6 @@ def spoken(text, target, count=words):
     return [segment.text for segment in segments(text, count, target)]
 
 
-def test_a_text_within_the_target_is_one_segment_a_paragraph():
-    assert [(s.text, s.ends_paragraph) for s in segments("Title\n\n One. Two.\n\nThree.\n", words, 50)] == [
-        ("Title", True),
-        ("One. Two.", True),
-        ("Three.", False),
-    ]
-
-
 ONE = "One two three four."
 TWO, THREE = f"{ONE} {ONE}", f"{ONE} {ONE} {ONE}"
 LONG, MORE = (

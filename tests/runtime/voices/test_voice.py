@@ -20,38 +20,33 @@ from voxcpm_validation.measures import agreement
 
 TEXT = "hello there."
 GIVEN = {"seed": 3, "min_len": 6, "max_len": 8, "retry_badcase": False}
+AUDIO, OTHER = (
+    (np.random.default_rng(samples).standard_normal(samples).astype(np.float32) * 0.1, 1000)
+    for samples in (45, 61)
+)
 RECORDINGS = {
-    "prompt": ({"audio": 0, "transcript": "so it is "}, {"prompt_wav_path": 0, "prompt_text": "so it is "}),
-    "reference": ({"audio": 0}, {"reference_wav_path": 0}),
+    "prompt": (
+        {"audio": AUDIO, "transcript": "so it is "},
+        {"prompt_wav_path": AUDIO, "prompt_text": "so it is "},
+    ),
+    "reference": ({"audio": AUDIO}, {"reference_wav_path": AUDIO}),
     "both": (
-        {"audio": 0, "transcript": "so ", "reference": 1},
-        {"prompt_wav_path": 0, "prompt_text": "so ", "reference_wav_path": 1},
+        {"audio": AUDIO, "transcript": "so ", "reference": OTHER},
+        {"prompt_wav_path": AUDIO, "prompt_text": "so ", "reference_wav_path": OTHER},
     ),
 }
 
 
-@pytest.fixture
-def audio():
-    rng = np.random.default_rng(0)
-    return [(rng.standard_normal(samples).astype(np.float32) * 0.1, 1000) for samples in (45, 61)]
+@pytest.fixture(params=RECORDINGS)
+def recordings(request, architecture):
+    """What a voice is made of, and the same as arguments of `generate`."""
+    if request.param != "prompt" and architecture.generation == "voxcpm":
+        pytest.skip("a reference voice needs VoxCPM2")
+    return RECORDINGS[request.param]
 
 
-@pytest.fixture
-def recordings(audio, architecture):
-    def of(kind):
-        if kind != "prompt" and architecture.generation == "voxcpm":
-            pytest.skip("a reference voice needs VoxCPM2")
-        return [
-            {name: audio[value] if value in (0, 1) else value for name, value in given.items()}
-            for given in RECORDINGS[kind]
-        ]
-
-    return of
-
-
-@pytest.mark.parametrize("kind", RECORDINGS)
-def test_voice_equals_its_recordings(tts, recordings, tmp_path, kind):
-    made_of, given = recordings(kind)
+def test_voice_equals_its_recordings(tts, recordings, tmp_path):
+    made_of, given = recordings
     expected = tts.generate(TEXT, **given, **GIVEN)
     voice = tts.create_voice(**made_of, name="ada")
     assert voice.header.sample_rate == tts.bundle.architecture.input_sample_rate
@@ -63,9 +58,8 @@ def test_voice_equals_its_recordings(tts, recordings, tmp_path, kind):
     np.testing.assert_array_equal(streamed, expected)
 
 
-@pytest.mark.parametrize("kind", RECORDINGS)
-def test_cached_prefix_is_not_recomputed(tts, recordings, tmp_path, models, kind):
-    made_of, _ = recordings(kind)
+def test_cached_prefix_is_not_recomputed(tts, recordings, tmp_path, models):
+    made_of, _ = recordings
     path = tmp_path / "ada.voice"
     tts.create_voice(**made_of, name="ada").save(path)
     first = tts.generate(TEXT, voice=path, **GIVEN)
@@ -93,10 +87,10 @@ def test_cached_prefix_is_not_recomputed(tts, recordings, tmp_path, models, kind
         assert prefix.read_bytes() == content
 
 
-def test_text_that_merges_with_the_transcripts_last_token(tts, audio):
+def test_text_that_merges_with_the_transcripts_last_token(tts):
     """The tokenizer joins the ends of transcript and text, so only the common positions of the lead may be used."""
     plain = tts.bundle.tokenizer
-    voice = tts.create_voice(audio[0], "so it is", name="ada")
+    voice = tts.create_voice(AUDIO, "so it is", name="ada")
 
     class Joining:
         unknown_characters = staticmethod(plain.unknown_characters)
@@ -109,7 +103,7 @@ def test_text_that_merges_with_the_transcripts_last_token(tts, audio):
             return ids
 
     tts.bundle.__dict__["tokenizer"] = Joining()
-    alone = tts.generate(TEXT, audio[0], "so it is", **GIVEN)
+    alone = tts.generate(TEXT, AUDIO, "so it is", **GIVEN)
     np.testing.assert_array_equal(tts.generate(TEXT, voice=voice, **GIVEN), alone)
 
 
@@ -126,9 +120,9 @@ def test_text_that_merges_with_the_transcripts_last_token(tts, audio):
         (lambda path: _with(path, turns=[{"text": "a", "patches": -1}]), "turns.0.patches"),
     ],
 )
-def test_invalid_voice_file_is_rejected(tts, audio, tmp_path, spoil, message):
+def test_invalid_voice_file_is_rejected(tts, tmp_path, spoil, message):
     path = tmp_path / "ada.voice"
-    tts.create_voice(audio[0], "so it is ", name="ada").save(path)
+    tts.create_voice(AUDIO, "so it is ", name="ada").save(path)
     spoil(path)
     with pytest.raises(InputError, match=message):
         tts.generate(TEXT, voice=path)
@@ -145,8 +139,8 @@ def _with(path, tensors=None, digest=True, **changes):
         save_file(tensors, path, {"voice": json.dumps(header)})
 
 
-def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts, audio):
-    voice = tts.create_voice(audio[0], "so it is ", name="ada")
+def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts):
+    voice = tts.create_voice(AUDIO, "so it is ", name="ada")
     recorded = voice.prompt
     turns = [np.full((4, 2, 4), number, np.float32) for number in range(5)]
     for number, latents in enumerate(turns):
@@ -155,10 +149,8 @@ def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts, audio)
     assert voice.transcript == "so it is turn 3. turn 4. "
     np.testing.assert_array_equal(voice.prompt, np.concatenate([recorded, turns[3], turns[4]]))
     # All turns are dropped for a long one.
-    assert (
-        voice.extended("long. ", np.zeros((7, 2, 4), np.float32), window_patches=11).transcript
-        == "so it is long. "
-    )
+    longer = voice.extended("long. ", np.zeros((7, 2, 4), np.float32), window_patches=11)
+    assert longer.transcript == "so it is long. "
     # A turn that does not fit at all changes nothing.
     assert voice.extended("long. ", np.zeros((20, 2, 4), np.float32), window_patches=11) == voice
 

@@ -5,13 +5,12 @@ import io
 import json
 
 import av
-import httpx2
 import numpy as np
 import pytest
 import soundfile
 
 from heard_words import SEED
-from speech_socket import heard, said, socket_to
+from speech_socket import ELEVENLABS, from_elevenlabs, heard, said, socket_to
 from voxcpm_runtime import Word
 from voxcpm_server.speech.encoding import Encoder
 from waiting import until
@@ -34,6 +33,14 @@ def events(server, text, **fields):
     """The events of a speech."""
     lines = server.speak(text, stream_format="sse", **fields).text.split("\n\n")
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+
+
+def finished_job(server, **given):
+    """What a job says when it is submitted, and its path and what it says when it is done."""
+    job = server.post("/v1/audio/jobs", **given).json()
+    path = f"/v1/audio/jobs/{job['id']}"
+    until(lambda: server.get(path).json()["state"] == "done")
+    return job, path, server.get(path).json()
 
 
 @pytest.mark.parametrize("speed", [1, 2])
@@ -119,20 +126,15 @@ def test_missed_words_are_in_headers_and_events(server, monkeypatch):
     assert told == ["Snow", "fell", "all", "night."]
     done = next(event for event in events(server, CUT, **FENRIR) if event["type"] == "speech.audio.done")
     assert (done["unsaid"], "repeated" in done) == (UNSAID, False)
-    job = f"/v1/audio/jobs/{server.post('/v1/audio/jobs', json={**FENRIR, 'input': CUT}).json()['id']}"
-    until(lambda: server.get(job).json()["state"] == "done")
-    assert server.get(job).json()["unsaid"] == UNSAID
-    assert server.get(job).json()["repeated"] == []
-    assert "roads" not in server.get(f"{job}/subtitles").text
+    _, path, job = finished_job(server, json={**FENRIR, "input": CUT})
+    assert (job["unsaid"], job["repeated"]) == (UNSAID, [])
+    assert "roads" not in server.get(f"{path}/subtitles").text
 
 
 def last_message_to_elevenlabs(server, text):
     with socket_to(server, ELEVENLABS) as connection:
         said(connection, {"text": text, "context_id": "a"}, {"context_id": "a", "close_context": True})
-        message = {}
-        while not message.get("isFinal"):
-            message = json.loads(connection.recv(timeout=20))
-        return message
+        return from_elevenlabs(connection)[-1]
 
 
 def test_missed_words_of_a_websocket_have_places_in_all_that_was_sent(server, monkeypatch):
@@ -167,18 +169,14 @@ def test_faults_of_a_recording_are_reported_by_speech_jobs_and_voices(server):
     faults = json.loads(answer.headers["X-Recording-Warnings"])
     starts = ("prompt audio: its channels cancel", "prompt audio: very quiet, -5", "the prompt has 4.0 s")
     assert all(fault.startswith(start) for fault, start in zip(faults, starts, strict=True)), faults
-    job = server.post("/v1/audio/jobs", data=form, files=files).json()
-    assert job["warnings"] == faults
-    path = f"/v1/audio/jobs/{job['id']}"
-    until(lambda: server.get(path).json()["state"] == "done")
-    assert server.get(path).json()["warnings"] == faults
+    job, _, done = finished_job(server, data=form, files=files)
+    assert job["warnings"] == done["warnings"] == faults
     form = {"name": "ada", "consent": "true", "transcript": "So it is."}
     made = server.post("/v1/audio/voices", data=form, files={"audio_sample": files["prompt_audio"]})
     assert made.json()["warnings"] == faults
     assert server.get("/v1/audio/voices/ada").json()["warnings"] == []
 
 
-ELEVENLABS = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000&seed=7"
 START, END = {"type": "start", "seed": 7}, {"type": "end"}
 
 
@@ -211,10 +209,7 @@ def test_replaced_characters_are_reported(server, monkeypatch, caplog):
     body = {"input": text, "seed": 7, "response_format": "pcm"}
     speech = server.post("/v1/audio/speech", json=body)
     assert json.loads(speech.headers["X-Replaced-Characters"]) == "中ə"
-    job = server.post("/v1/audio/jobs", json=body).json()
-    url = f"{server.url}/v1/audio/jobs/{job['id']}"
-    until(lambda: httpx2.get(url).json()["state"] == "done")
-    assert httpx2.get(url).json()["replaced"] == "中ə"
+    assert finished_job(server, json=body)[-1]["replaced"] == "中ə"
     # Those of a long text are known when they are spoken.
     monkeypatch.setattr("voxcpm_runtime.speech.planning.MAX_READ_AT_ONCE", 5)
     body |= {"input": f"Hi you.\n\n{text}", "stream_format": "sse"}

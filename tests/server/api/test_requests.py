@@ -1,18 +1,16 @@
 """What clients of other servers send, and how Markdown and markup in a text are read on each route."""
 
 import base64
-import json
 
 import openai
 import pytest
 
-from speech_socket import heard, said, socket_to, spoken_by
+from speech_socket import ELEVENLABS, from_elevenlabs, heard, said, socket_to, spoken_by
 from voxcpm_runtime import InputError
 from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_server.rooms import AllSettings as Settings
 
 MARKED, PLAIN = "**Hi** [there](https://example.com/a).", "Hi there."
-ELEVENLABS = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000&seed=7"
 PCM = {"seed": 7, "response_format": "pcm"}
 START, END = {"type": "start", "seed": 7}, {"type": "end"}
 
@@ -73,11 +71,8 @@ def test_text_in_fragments_is_cleaned_by_default(server, tts):
             assert (heard(connection)[0] == expected) is is_plain
     with socket_to(server, ELEVENLABS) as connection:
         said(connection, {"text": MARKED}, {"close_context": True})
-        audio, message = b"", {}
-        while not message.get("isFinal"):
-            message = json.loads(connection.recv(timeout=20))
-            audio += base64.b64decode(message.get("audio", ""))
-    assert audio == expected
+        messages = from_elevenlabs(connection)
+    assert b"".join(base64.b64decode(message.get("audio", "")) for message in messages) == expected
 
 
 def test_code_over_several_sentences_is_not_read_in_a_session(server):

@@ -1,12 +1,8 @@
 """A cluster of two nodes on this machine, and subprocesses that use it."""
 
 import os
-import subprocess
-import sys
 
 import pytest
-
-PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
 @pytest.fixture(scope="session")
@@ -43,26 +39,9 @@ def nodes(cluster, _alive):
 
 
 @pytest.fixture
-def started(tmp_path):
-    """started(*arguments): the command line in a subprocess, in the test's folder."""
-    running = []
-
-    def start(*arguments):
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *map(str, arguments)],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "VOXCPM_COREML_API_KEYS": "", "RAY_ADDRESS": ""},
-        )
-        running.append(process)
-        return process
-
-    yield start
-    for process in running:
-        process.kill()
-        process.communicate()
+def started(command_line):
+    """Any command, not only a server."""
+    return command_line
 
 
 @pytest.fixture

@@ -13,21 +13,13 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidS
 
 import speech_socket
 from heard_words import SAID, SEED, wrong_words
-from speech_socket import said, spoken_by
+from speech_socket import from_elevenlabs, said, spoken_by
 
 LONG = "one two three four five six seven eight nine ten, and on we go. "
 
 
 def socket_to(server, voice="default", query=""):
     return speech_socket.socket_to(server, f"/v1/text-to-speech/{voice}/multi-stream-input?{query}")
-
-
-def received(connection, finals=1):
-    """All messages up to that many final ones."""
-    messages = []
-    while sum(message.get("isFinal") is True for message in messages) < finals:
-        messages.append(json.loads(connection.recv(timeout=30)))
-    return messages
 
 
 def audio_of(messages, context):
@@ -51,7 +43,7 @@ def test_concurrent_contexts_are_transcribed(server, tts):
             {"context_id": "two", "close_context": True},
             {"context_id": "one", "close_context": True},
         )
-        messages = received(connection, finals=2)
+        messages = from_elevenlabs(connection, finals=2)
         said(connection, {"close_socket": True})
         with pytest.raises(ConnectionClosed) as closed:
             connection.recv(timeout=10)
@@ -80,7 +72,7 @@ def test_mp3_at_livekits_rate_and_speed(server, tts):
         said(connection, {"context_id": "a", "close_context": True})
         # A closed context ignores text.
         said(connection, {"text": "Nobody hears this.", "context_id": "a"})
-        audio, rate = soundfile.read(io.BytesIO(audio_of(received(connection), "a")))
+        audio, rate = soundfile.read(io.BytesIO(audio_of(from_elevenlabs(connection), "a")))
     assert rate == 22_050
     assert np.abs(audio).max() > 0.05
     whole = len(spoken_by(tts, "Hello there. ", seed=SEED)) / 2 / tts.sample_rate
@@ -100,7 +92,7 @@ def test_error_in_one_context_leaves_the_others(server):
         # Unknown contexts and empty texts are ignored.
         said(connection, {"context_id": "none", "close_context": True}, {"text": "", "context_id": "none"})
         said(connection, {"context_id": "good", "close_context": True})
-        messages = received(connection, finals=4)
+        messages = from_elevenlabs(connection, finals=4)
     errors = {m["contextId"]: m["error"] for m in messages if "error" in m}
     assert list(errors) == ["long", "odd", "z"]
     assert "at most 4096 characters" in errors["long"]
@@ -112,14 +104,14 @@ def test_error_in_one_context_leaves_the_others(server):
 def test_contexts_are_limited_as_by_elevenlabs(server):
     with socket_to(server) as connection:
         said(connection, *({"text": " ", "context_id": str(number)} for number in range(6)))
-        (error, final) = received(connection)
+        (error, final) = from_elevenlabs(connection)
         assert "too many contexts: 5" in error["error"]
         assert final == {"isFinal": True, "contextId": "5"}
         # A finished context frees its slot.
         said(connection, {"context_id": "0", "close_context": True})
-        assert received(connection) == [{"isFinal": True, "contextId": "0"}]
+        assert from_elevenlabs(connection) == [{"isFinal": True, "contextId": "0"}]
         said(connection, {"text": "Hello.", "context_id": "6"}, {"context_id": "6", "close_context": True})
-        assert audio_of(received(connection), "6")
+        assert audio_of(from_elevenlabs(connection), "6")
 
 
 def test_repeated_interruptions(server):
@@ -129,14 +121,14 @@ def test_repeated_interruptions(server):
             said(connection, {"text": LONG * 20, "context_id": f"{number}"})
             said(connection, {"context_id": f"{number}", "close_context": True})
         said(connection, {"text": "Hello.", "context_id": "last"})
-        messages = received(connection)
+        messages = from_elevenlabs(connection)
         assert messages[-1]["contextId"] == "0"
         # The whole speech would exceed a minute.
         assert len(audio_of(messages, "0")) < 40 * 2 * 24_000
         assert not [message for message in messages if "error" in message]
         # This one is still open.
         said(connection, {"text": 5, "context_id": "last"})
-        assert "expected a string" in next(m["error"] for m in received(connection) if "error" in m)
+        assert "expected a string" in next(m["error"] for m in from_elevenlabs(connection) if "error" in m)
 
 
 def test_invalid_urls_fail_the_handshake(server):
@@ -180,7 +172,7 @@ def test_alignment_may_count_from_the_start(server):
         for _ in range(2):  # segments, each with times of its own
             said(connection, {"text": LONG, "context_id": "a", "flush": True})
         said(connection, {"context_id": "a", "close_context": True})
-        messages = received(connection)
+        messages = from_elevenlabs(connection)
     starts = [t for m in messages if m.get("alignment") for t in m["alignment"]["charStartTimesMs"]]
     assert starts == sorted(starts)
     assert starts[-1] == pytest.approx(len(audio_of(messages, "a")) / 48, rel=0.2)

@@ -10,7 +10,7 @@ import httpx2
 import openai
 import pytest
 
-from server_on_loopback import raw_answer
+from server_on_loopback import post, raw_answer
 from voxcpm_runtime import InputError
 from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
@@ -147,8 +147,7 @@ def test_invalid_form_body(kind, body, server):
 
 
 def test_oversized_content_length_is_rejected_before_the_body(server):
-    head = "POST /v1/audio/voices HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000000\r\n\r\n"
-    answer = raw_answer(server.address, head.encode())
+    answer = raw_answer(server.address, post(2_000_000_000, path="/v1/audio/voices"))
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"at most 25 MB, got 2000000000 bytes" in answer
 
@@ -231,17 +230,15 @@ def test_total_body_limit_is_at_least_the_limit_per_body(serve):
 
 def test_stalled_body_times_out(serve):
     running = serve(client_timeout=0.3)
-    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
-    answer = raw_answer(running.address, head)
+    answer = raw_answer(running.address, post(50) + b"{")
     assert answer.startswith(b"HTTP/1.1 408"), answer
     assert b"the body stalled" in answer
 
 
 def test_trickled_body_times_out(serve):
     running = serve(client_timeout=1)
-    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n"
     with socket.create_connection(running.address, timeout=0.05) as connection:
-        connection.sendall(head)
+        connection.sendall(post(5000))
         answer, until = b"", time.monotonic() + 20
         while not answer and time.monotonic() < until:
             connection.sendall(b" ")
@@ -259,10 +256,7 @@ def test_trickled_body_times_out(serve):
 @pytest.mark.parametrize("charset", ['"PUNYCODE"', "utf-16"])
 def test_form_in_another_charset_is_rejected_unread(charset, server):
     """Python's punycode codec takes quadratic time and would block the event loop."""
-    head = (
-        "POST /v1/audio/voices HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n"
-        f"Content-Type: multipart/form-data; boundary=x; charset={charset}\r\n\r\n"
-    )
-    answer = raw_answer(server.address, head.encode())
+    kind = f"Content-Type: multipart/form-data; boundary=x; charset={charset}"
+    answer = raw_answer(server.address, post(200_000, kind, path="/v1/audio/voices"))
     assert answer.startswith(b"HTTP/1.1 400"), answer
     assert b"expected the charset utf-8" in answer

@@ -149,33 +149,3 @@ async def test_turn_acquired_after_cancellation_is_released():
     stream.leave()
     await stream.enter()
     assert queue.busy == 0
-
-
-async def test_turn_passes_on_if_the_request_is_cancelled_when_notified():
-    queue = FairQueue(1, 10, 10)
-    turn = await queue.enter("a")
-    request = asyncio.create_task(queue.enter("b"))
-    await asyncio.sleep(0)
-    turn.leave()
-    request.cancel()
-    await asyncio.wait({request})
-    assert queue.busy == 0
-
-
-async def test_background_turns_yield_to_requests():
-    queue, served = FairQueue(1, 10, 10), []
-    job = await queue.enter_background()
-    assert (queue.busy, queue.has_requests) == (1, False)
-
-    async def one(name):
-        own = await (queue.enter_background() if name == "job" else queue.enter("a"))
-        served.append(name)
-        own.leave()
-
-    tasks = [asyncio.create_task(one(name)) for name in ("job", "first", "second")]
-    await asyncio.sleep(0)
-    assert queue.has_requests
-    job.leave()
-    await asyncio.wait_for(asyncio.gather(*tasks), 5)
-    assert (queue.busy, queue.waiting) == (0, 0)
-    assert served == ["first", "second", "job"]

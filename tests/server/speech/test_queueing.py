@@ -13,7 +13,7 @@ import numpy as np
 import openai
 import pytest
 
-from server_on_loopback import ServerOnLoopback
+from server_on_loopback import ServerOnLoopback, post
 from voxcpm_runtime import CancelToken, InputError
 from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_server.errors import ApiError
@@ -22,6 +22,7 @@ from waiting import until
 LONG = "one two three four five six seven eight nine ten, and on we go. " * 20
 EVENTS = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "stream_format": "sse", "seed": 7}
 Serving = Callable[..., ServerOnLoopback]
+JSON = "Content-Type: application/json"
 
 
 @contextlib.contextmanager
@@ -43,8 +44,7 @@ def outcomes(running):
 def test_first_audio_seconds_start_with_the_request(serve):
     running, body = serve(), json.dumps({"model": "tts-1", "input": "Hi.", "response_format": "pcm"}).encode()
     with socket.create_connection(running.address, timeout=60) as connection:
-        head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-        connection.sendall(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall(post(len(body), JSON, "Connection: close"))
         time.sleep(1.5)
         connection.sendall(body)
         with connection.makefile("rb") as answer:
@@ -80,9 +80,8 @@ def test_disconnecting_before_the_first_audio_ends_the_speech(serve, euler_steps
     running = serve(concurrency=1)
     euler_steps.go = threading.Event()
     body = json.dumps({"model": "tts-1", "voice": "alloy", "input": LONG}).encode()
-    head = f"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     with socket.create_connection(running.address) as client:
-        client.sendall(f"POST /v1/audio/speech HTTP/1.1\r\n{head}\r\n\r\n".encode() + body)
+        client.sendall(post(len(body), JSON) + body)
         until(lambda: euler_steps.calls)
     calls = euler_steps.calls
     time.sleep(0.2)
@@ -174,12 +173,12 @@ def test_stalled_reader_pauses_the_speech_and_times_out(serve, euler_steps):
         time.sleep(0.5)
         return bool(calls) and euler_steps.calls == calls and running.service.queue.busy == 1
 
-    body = json.dumps({"model": "tts-1", "input": LONG, "response_format": "wav", "sample_rate": 48_000})
-    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    asked = {"model": "tts-1", "input": LONG, "response_format": "wav", "sample_rate": 48_000}
+    body = json.dumps(asked).encode()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(running.address)
-        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        connection.sendall(post(len(body), JSON) + body)
         until(paused)
         calls = euler_steps.calls
         until(lambda: bool(outcomes(running)))
@@ -215,9 +214,8 @@ def test_idle_connections_are_closed(without_bundle):
 
 def test_excess_requests_get_retry_after_and_probes_still_respond(without_bundle):
     running = without_bundle(max_connections=1)
-    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
     with socket.create_connection(running.address) as unfinished:
-        unfinished.sendall(head)
+        unfinished.sendall(post(9))
 
         def refusal():
             answer = running.get("/v1/audio/voices")
@@ -242,7 +240,5 @@ def test_full_queue_rejects_requests_before_reading_the_body(without_bundle, mon
 
     monkeypatch.setattr(running.service.queue, "check", full)
     with socket.create_connection(running.address, timeout=20) as connection:
-        connection.sendall(
-            b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
-        )
+        connection.sendall(post(100_000))
         assert connection.recv(100).startswith(b"HTTP/1.1 503 ")

@@ -170,26 +170,6 @@ def test_amounts_and_durations_require_a_unit(parse, right, wrong):
             parse(text, "--option")
 
 
-async def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time():
-    shelf = Shelf(idle_seconds=0.2)
-    assert await shelf.bundles.load_default() is None
-    unloading = asyncio.create_task(shelf.bundles.unload_idle())
-    with await shelf.bundles.lease("a"):
-        await asyncio.sleep(0.5)
-        assert shelf.closed == ["default"]
-    # The time starts when the last use ends.
-    ended = time.monotonic()
-    while shelf.closed != ["default", "a"]:
-        assert time.monotonic() < ended + 20
-        await asyncio.sleep(0.02)
-    assert time.monotonic() > ended + 0.2
-    assert shelf.bundles.is_ready
-    leased = await asyncio.gather(*(shelf.bundles.lease() for _ in range(3)))
-    assert shelf.loads == ["default", "a", "default"]
-    assert len({served.tts for served in leased}) == 1
-    unloading.cancel()
-
-
 def test_server_unloads_when_idle_and_speaks_the_same_after(tmp_path):
     settings = Settings(voices_folder=tmp_path, max_jobs=0, idle_unload="0.5s")
     with serving(create_app(source_of(DEFAULT_BUNDLE, "int8"), settings, Keys(())), settings) as running:

@@ -26,7 +26,7 @@ from wyoming.tts import (
 )
 
 from heard_words import SAID, SEED, wrong_words
-from server_on_loopback import ServerOnLoopback, raw_answer
+from server_on_loopback import ServerOnLoopback, is_refused, raw_answer
 from speech_socket import spoken_by
 from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.wyoming.server import Wyoming
@@ -219,10 +219,6 @@ def test_sigterm_closes_idle_connections_and_the_listener(started):
     assert re.fullmatch(r"listening on tcp://127\.0\.0\.1:\d+ \(Wyoming\)\n", line), line
     address = ("127.0.0.1", int(re.findall(r"\d+", line)[-1]))
 
-    def is_refused():
-        with socket.socket() as another:
-            return another.connect_ex(address) != 0
-
     with socket.create_connection(address) as silent, socket.create_connection(address) as speaking:
         silent.sendall(b'{"type": "ping"}\n')
         assert b"pong" in silent.recv(1000)
@@ -232,7 +228,7 @@ def test_sigterm_closes_idle_connections_and_the_listener(started):
         process.send_signal(signal.SIGTERM)
         assert silent.makefile("rb").read().count(b"the server is shutting down") == 1
         # It still speaks, but accepts no new connection.
-        until(is_refused)
+        until(lambda: is_refused(line.split()[2]))
         speaking.setblocking(False)
         heard = b""
         with contextlib.suppress(BlockingIOError):

@@ -18,11 +18,9 @@ NAMES = (AUDIO_VAE_DECODER, RESIDUAL_LM_STEP)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def private_cache(compiled_27):
-    """A user's cache with all compiled programs, shared by these tests instead of an empty one for each."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
-        yield compiled_27
+def private_cache(shared_compiled_27):
+    """Not the empty cache of other backends' tests."""
+    return shared_compiled_27
 
 
 @pytest.fixture(scope="module")

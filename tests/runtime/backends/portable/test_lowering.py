@@ -23,29 +23,22 @@ def test_unknown_operations_and_invalid_packages_are_named(lab, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["plain", "faithful"])
-def test_only_faithful_mode_rounds_to_fp16(lab, mode):
+def test_only_faithful_mode_rounds_inputs_and_results_of_fp16_and_nothing_of_fp32(lab, mode):
     """In fp16, 1 + 2^-12 is 1, and 300² overflows."""
 
-    def build(x):
+    def build(x, y, third):
         near_one = lab.mb.add(x=x, y=np.float16(2**-12))
         huge = lab.mb.mul(x=lab.mb.mul(x=x, y=np.float16(300)), y=np.float16(300))
-        return lab.mb.sub(x=near_one, y=np.float16(1)), lab.mb.mul(x=huge, y=np.float16(0.5))
+        difference, half = lab.mb.sub(x=near_one, y=np.float16(1)), lab.mb.mul(x=huge, y=np.float16(0.5))
+        return difference, half, lab.mb.abs(x=third), lab.mb.add(x=y, y=np.float32(2**-20))
 
-    x = np.ones(2, np.float16)
-    difference, half = lab.run(build, {"x": x}, "add", mode=mode)
+    types = {"x": ("float16", (2,)), "y": ("float32", (2,)), "third": ("float16", (2,))}
+    model = PortableStepModel(lab.package(build, types), threads=1, mode=mode)
+    ones, third = np.ones(2, np.float32), np.full(2, 1 / 3, np.float32)
+    difference, half, rounded, exact = model({"x": ones, "y": ones, "third": third}).values()
     np.testing.assert_array_equal(difference, {"plain": 2**-12, "faithful": 0}[mode])
     np.testing.assert_array_equal(half, {"plain": 45000, "faithful": np.inf}[mode])
-
-
-def test_faithful_mode_rounds_inputs_and_leaves_fp32_operations_alone(lab):
-    def build(x, y):
-        return lab.mb.abs(x=x), lab.mb.add(x=y, y=np.float32(2**-20))
-
-    third = np.full(2, 1 / 3, np.float32)
-    types = {"x": ("float16", (2,)), "y": ("float32", (2,))}
-    model = PortableStepModel(lab.package(build, types), threads=1, mode="faithful")
-    rounded, exact = model({"x": third, "y": np.ones(2, np.float32)}).values()
-    np.testing.assert_array_equal(rounded, np.float32(np.float16(1 / 3)))
+    np.testing.assert_array_equal(rounded, third if mode == "plain" else third.astype(np.float16))
     np.testing.assert_array_equal(exact, np.float32(1 + 2**-20))
 
 
