@@ -7,10 +7,8 @@ in the wheels `distillmos` (arXiv 2502.05356), `speechmos` (DNSMOS, arXiv 2110.0
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import warnings
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +21,7 @@ from voxcpm_runtime.audio.reading import resample
 
 # Before swift_f0, which also imports ONNX Runtime: this disables its telemetry.
 from voxcpm_runtime.backends.portable import onnx_runtime
+from voxcpm_validation.listening.speaker_similarity import package_folder
 
 Floats = npt.NDArray[np.float32]
 
@@ -81,7 +80,7 @@ class SoundJudge:
         options = onnx_runtime.ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._dnsmos = onnx_runtime.ort.InferenceSession(
-            str(_package("speechmos") / "dnsmos_models/sig_bak_ovr.onnx"),
+            str(package_folder("speechmos", "sound quality", INSTALL) / "dnsmos_models/sig_bak_ovr.onnx"),
             options,
             providers=["CPUExecutionProvider"],
         )
@@ -175,10 +174,3 @@ def comb_share(audio: Floats, sample_rate: int) -> float:
     band = (hz >= _COMB_BAND[0]) & (hz <= _COMB_BAND[1])
     near = np.abs(hz - np.round(hz / _COMB_HZ) * _COMB_HZ) <= _COMB_WIDTH
     return float(power[band & near].sum() / max(float(power[band].sum()), 1e-20))
-
-
-def _package(name: str) -> Path:
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        raise MissingExtraError(f"sound quality needs the trained network of {name}: {INSTALL}")
-    return Path(spec.origin).parent
