@@ -90,12 +90,7 @@ def listen(
     from voxcpm_validation.listening.copies import copies
     from voxcpm_validation.listening.hearing import Listener
     from voxcpm_validation.listening.parts import Extent, Report, listen, tables
-    from voxcpm_validation.listening.speakers import (
-        bundle_copier,
-        bundle_speaker,
-        natural_seconds,
-        upstream_speaker,
-    )
+    from voxcpm_validation.listening.speakers import bundle_copier, bundle_speaker, upstream_speaker
 
     chosen = {
         "sentences": short_sentences, "prose": prose, "short_texts": short_texts, "narration": narration,
@@ -107,11 +102,13 @@ def listen(
     result = sum((_read(path) for path in saved or []), Report())
     if parts or copy_synthesis:
         folder = locate_bundle(bundle)
-        available = Manifest.read(folder).precisions
+        manifest = Manifest.read(folder)
+        available, profile = manifest.precisions, manifest.speech
         precisions = [p for p in precision or available if p != "none"]
         if unknown := [p for p in precisions if p not in available]:
             raise InputError(f"--precision {unknown[0]}: the bundle has {', '.join(available)}")
-        listener, natural = Listener.of(recogniser), natural_seconds(folder)
+        listener = Listener.of(recogniser)
+        natural = None if profile is None else profile.expected_seconds
         if chinese and not listener.recogniser.is_multilingual:
             raise InputError(
                 "--chinese: expected a multilingual recogniser; pass the folder of one with --recogniser"
