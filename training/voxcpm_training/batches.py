@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from voxcpm_training.architecture import PATCH
 from voxcpm_training.speech import Utterances
-from voxcpm_training.text import AUDIO_START, character_ids
+from voxcpm_training.text import AUDIO_START
 
 LENGTHS = (40, 64, 88, 112, 136, 168, 208, 256, 312, 376, 448, 528, 624, 736)
 """Possible sequence lengths of a batch, in positions; longer sequences are dropped."""
@@ -67,7 +67,6 @@ class Sampler:
         # All processes draw the same plan, but the rest of a batch independently.
         self._rng, self._own_rng = np.random.default_rng(seed), np.random.default_rng((seed, rank))
         self.shapes = tuple(Shape.of(length, tokens) for length in LENGTHS)
-        self._space = character_ids()["▁"]
         self.patches = utterances.frames // PATCH
         self._text_at = np.concatenate(([0], np.cumsum(utterances.characters)))
         self._patch_at = np.concatenate(([0], np.cumsum(self.patches)))

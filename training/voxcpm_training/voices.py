@@ -123,8 +123,7 @@ def _g2p() -> Any:
 def vocabulary() -> dict[str, int]:
     """Kokoro's phoneme ids, from hibari."""
     path = resources.files("hibari").joinpath("assets/vocab.json")
-    ids: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
-    return ids
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def phonemes(text: str) -> str:
@@ -150,12 +149,14 @@ class KokoroVoices:
     def __init__(self, folder: Path, device: str) -> None:
         import torch
 
-        from voxcpm_training.kokoro import Kokoro, voice_styles
+        from voxcpm_training.kokoro import Kokoro
 
         torch.set_num_threads(1)
         self._model = Kokoro(path.read_bytes() for path in sorted(folder.glob("part-*.bin"))).to(device)
-        self._device = device
-        self._styles = {path.stem: voice_styles(path) for path in folder.glob("??_*.bin")}
+        # (510, 256) per voice: a row per number of phonemes, from 1.
+        self._styles = {
+            path.stem: np.fromfile(path, "<f4").reshape(-1, 256) for path in folder.glob("??_*.bin")
+        }
 
     def speak(self, utterances: Sequence[Utterance], seed: int) -> list[SynthesizedSpeech]:
         """Speech of the utterances, in order. seed: that of the noise in the signals."""
