@@ -101,9 +101,9 @@ class Server:
         arguments = [*([bundle] if bundle else []), "--port", str(port), "--quiet", *options]
         self.process = subprocess.Popen([sys.executable, "-c", program, "serve", *arguments])  # noqa: S603 - our own
 
-    def wait_until_ready(self, seconds: float = 300) -> None:
+    def wait_until_ready(self) -> None:
         """Wait until it accepts requests. Raises SystemExit if it does not."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + 300
         while time.monotonic() < end and self.process.poll() is None:
             with contextlib.suppress(httpx2.TransportError):
                 if httpx2.get(f"{self.url}/ready", timeout=10).status_code == 200:

@@ -76,8 +76,8 @@ class Sampler:
         """The batches of one pass over the utterances, in random order."""
         first, second = self._items()
         # The second text starts with a word mark, which is the space between the two.
-        lengths = self._text_length(first) + self._text_length(second) + 1
-        patches = self._patch_length(first) + self._patch_length(second)
+        lengths = _total(self._u.characters, first, second) + 1
+        patches = _total(self.patches, first, second)
         shape_of = np.searchsorted(np.array(LENGTHS), lengths + patches)
         plan: list[tuple[Shape, Ints]] = []
         for index, shape in enumerate(self.shapes):
@@ -109,12 +109,6 @@ class Sampler:
         same = self._u.speaker[a] == self._u.speaker[b]
         first = np.concatenate((singles, a[same]))
         return first, np.concatenate((np.full(len(singles), -1), b[same]))
-
-    def _text_length(self, items: Ints) -> Ints:
-        return np.where(items < 0, 0, self._u.characters[items])
-
-    def _patch_length(self, items: Ints) -> Ints:
-        return np.where(items < 0, 0, self.patches[items])
 
     def _batch(self, shape: Shape, first: Ints, second: Ints) -> Batch:
         tokens = np.zeros((shape.rows, shape.length), np.int64)
@@ -148,3 +142,8 @@ class Sampler:
 
     def _text(self, utterance: int) -> npt.NDArray[np.uint8]:
         return self._u.text[self._text_at[utterance] : self._text_at[utterance + 1]]
+
+
+def _total(sizes: Ints, first: Ints, second: Ints) -> Ints:
+    """The sizes of singles and pairs; second is -1 for a single."""
+    return sizes[first] + np.where(second < 0, 0, sizes[second])

@@ -227,9 +227,9 @@ def _noisy(patches: Tensor, max_level: float) -> Tensor:
     return patches + level * torch.randn_like(patches)
 
 
-def batches(sampler: Sampler, ahead: int = 32) -> Iterator[Batch]:
+def batches(sampler: Sampler) -> Iterator[Batch]:
     """Endless batches, assembled in a background thread."""
-    ready: queue.Queue[Batch] = queue.Queue(ahead)
+    ready: queue.Queue[Batch] = queue.Queue(32)
 
     def assemble() -> None:
         while True:

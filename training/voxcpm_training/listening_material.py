@@ -82,7 +82,7 @@ def main() -> None:
 def speak(kokoro: KokoroVoices, speaker: Speaker, text: str) -> npt.NDArray[np.int16]:
     """A recording of the text (samples,), at the teacher's own level and pace."""
     spoken = kokoro.speak([Utterance(phonemes(text), speaker, 1.0)], seed=0)[0]
-    audio, _ = recording(spoken, speaker, gain=1.0, hop=HOP, multiple=HOP)
+    audio, _ = recording(spoken, speaker, gain=1.0, multiple=HOP)
     return audio
 
 

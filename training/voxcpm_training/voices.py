@@ -22,7 +22,7 @@ import numpy.typing as npt
 import scipy.fft
 import scipy.signal
 
-from voxcpm_training.architecture import SAMPLE_RATE
+from voxcpm_training.architecture import HOP, SAMPLE_RATE
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -132,10 +132,6 @@ def phonemes(text: str) -> str:
     return "".join(p for p in str(_g2p()(marked)) if p in vocabulary() and p not in '"“”')[:_MAX_PHONEMES]
 
 
-def _phone_classes(phonemes: str) -> list[int]:
-    return [_SILENCE, *(_phone_id(p) for p in phonemes), _SILENCE]
-
-
 def _phone_id(character: str) -> int:
     """Class of a phoneme: -1 for stress and length marks, silence for punctuation and spaces."""
     if character in "ˈˌː":
@@ -172,7 +168,7 @@ class KokoroVoices:
             style = np.average(styles, axis=0, weights=u.speaker.parts).astype(np.float32)
             requests.append(Request(ids, style, u.pace * u.speaker.speed / u.speaker.pitch))
         return [
-            SynthesizedSpeech(audio, _phone_classes(u.phonemes), ends)
+            SynthesizedSpeech(audio, [_SILENCE, *map(_phone_id, u.phonemes), _SILENCE], ends)
             for u, (audio, ends) in zip(utterances, self._model.speak(requests), strict=True)
         ]
 
@@ -184,12 +180,12 @@ _LEVEL = 0.08
 
 
 def recording(
-    spoken: SynthesizedSpeech, speaker: Speaker, *, gain: float, hop: int, multiple: int
+    spoken: SynthesizedSpeech, speaker: Speaker, *, gain: float, multiple: int
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.uint8]]:
-    """Speech of `speaker` at 24 kHz, trimmed and level-normalised, and the phone of every `hop` samples.
+    """Speech of `speaker` at 24 kHz, trimmed and level-normalised, and the phone of each latent frame.
 
     gain: a factor on the level. Returns audio (samples,) int16, whose length is a multiple of `multiple`, and phone
-    classes (samples / hop,).
+    classes (samples / HOP,).
     """
     audio, stretch = _change_speed(spoken.audio, speaker.pitch)
     start, stop = _speech_bounds(audio)
@@ -200,7 +196,7 @@ def recording(
     # Padded in front, so that the trailing silence always has the same length.
     front = -len(audio) % multiple
     audio = np.concatenate((np.zeros(front, np.float32), audio))
-    centres = (np.arange(len(audio) // hop) + 0.5) * hop - front + start
+    centres = (np.arange(len(audio) // HOP) + 0.5) * HOP - front + start
     at = np.searchsorted(spoken.ends * stretch * SAMPLE_RATE, centres)
     phones = np.array([*_without_marks(spoken.phones), _SILENCE], np.uint8)
     return (audio * 32767).astype(np.int16), phones[np.minimum(at, len(phones) - 1)]
