@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from rich import box
 from rich.table import Table
 
+from voxcpm_constants.errors import InputError, first_line
 from voxcpm_validation.listening import material, scores
 from voxcpm_validation.listening.copies import CopyScores
 from voxcpm_validation.listening.hearing import (
@@ -36,6 +38,15 @@ class Report(BaseModel, extra="forbid", frozen=True):
     narration: tuple[scores.NarrationScores, ...] = ()
     chinese: tuple[scores.ChineseScores, ...] = ()
     copies: tuple[CopyScores, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """A saved report. Raises InputError for a file that is none of this release."""
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValidationError) as error:
+            reason = first_line(error)
+            raise InputError(f"{path}: expected a listening.json of this release ({reason})") from None
 
     def __add__(self, other: Report) -> Report:
         """The scores of both reports."""

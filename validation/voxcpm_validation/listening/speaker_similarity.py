@@ -10,11 +10,11 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from voxcpm_constants.errors import MissingExtraError
 from voxcpm_runtime.audio.reading import resample
+from voxcpm_runtime.backends.step_function import Floats
 
 _INSTALL = "pip install --no-deps Resemblyzer==0.1.4"
 _RATE = 16000
@@ -37,7 +37,7 @@ class SpeakerEncoder(torch.nn.Module):
         self.eval()
 
     @torch.inference_mode()
-    def embed(self, audio: npt.NDArray[np.float32], sample_rate: int) -> npt.NDArray[np.float32]:
+    def embed(self, audio: Floats, sample_rate: int) -> Floats:
         """Unit-length speaker embedding (256,) of audio (samples,).
 
         The mean over windows of 1.6 s that overlap by half.
@@ -59,13 +59,13 @@ def package_folder(name: str, purpose: str, install: str) -> Path:
     return Path(spec.origin).parent
 
 
-def _normalize_level(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _normalize_level(audio: Floats) -> Floats:
     """Scale audio to the level that the network was trained with."""
     rms = float(np.sqrt(np.mean(audio**2))) or 1.0
     return audio * np.float32(10 ** (_LEVEL_DBFS / 20) / rms)
 
 
-def _mel_power(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _mel_power(audio: Floats) -> Floats:
     """Mel power spectrogram (frames, mels) of audio (samples,)."""
     from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
