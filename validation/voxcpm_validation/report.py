@@ -13,7 +13,7 @@ from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.model_card import table, with_validation
 from voxcpm_runtime.storage.atomic_file import atomic_file, make_folder
 from voxcpm_validation.end_to_end import EndToEnd
-from voxcpm_validation.sensitivity import MARGIN, Sensitivity
+from voxcpm_validation.sensitivity import MARGIN, MIN_FLOOR, Sensitivity
 from voxcpm_validation.step_agreement import PUBLISHED_FP16, StepAgreement
 
 # Minimum correlations of step models. int8 has no floors: it is lossy, and its figures are only reported. So are those
@@ -236,7 +236,7 @@ def below_floors(
             perturbed = getattr(drift, name)
             # No margin for the median: a defect of 1 % in the loop would fit into it.
             floor = drift.floor(perturbed, floor, margin=1.0 if figure == _MEDIAN else MARGIN)
-            judged = figure == _MEDIAN or drift.judges(perturbed)
+            judged = figure == _MEDIAN or perturbed >= MIN_FLOOR
         if not value >= floor:  # NaN is below every floor
             below.append(MissedFloor(figure, value, floor, judged))
     return below
