@@ -211,7 +211,7 @@ class LanguageModelTraining:
         t = torch.sigmoid(torch.randn(len(target), device=self.device) - 0.4)
         noise = torch.randn_like(target)
         at = t[:, None, None]
-        velocity = self.model.feat_decoder.estimator(
+        velocity = self.model.feat_decoder["estimator"](
             (1 - at) * target + at * noise, mu * kept, t, _noisy(condition, _CONDITION_NOISE)
         )
         losses = (velocity.float() - (noise - target)).square().mean((1, 2))

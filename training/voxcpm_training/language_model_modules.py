@@ -175,14 +175,6 @@ class LocalDiT(nn.Module):
         return self.out_proj(self.decoder(tokens, causal=False)[:, -x.size(1) :])
 
 
-class FlowMatching(nn.Module):
-    """The DiT as the `estimator` of a solver, as upstream names it."""
-
-    def __init__(self, estimator: LocalDiT) -> None:
-        super().__init__()
-        self.estimator = estimator
-
-
 class ScalarQuantizer(nn.Module):
     """Finite scalar quantisation between two projections (upstream `modules/layers/scalar_quantization_layer.py`)."""
 
@@ -208,7 +200,7 @@ class VoxCPM(nn.Module):
         self.base_lm = Stack(lm, vocabulary=lm["vocab_size"])
         self.residual_lm = Stack(lm, {"num_layers": config["residual_lm_num_layers"]})
         self.feat_encoder = LocalEncoder(lm, encoder, latent)
-        self.feat_decoder = FlowMatching(LocalDiT(lm, dit, latent))
+        self.feat_decoder = nn.ModuleDict({"estimator": LocalDiT(lm, dit, latent)})
         self.fsq_layer = ScalarQuantizer(
             hidden, config["scalar_quantization_latent_dim"], config["scalar_quantization_scale"]
         )
