@@ -28,7 +28,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import socket
 import statistics
@@ -44,6 +43,7 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import psutil
 
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.audio.pcm import pcm16
@@ -112,10 +112,9 @@ class Server:
         raise SystemExit("the server did not start")
 
     def resident_bytes(self) -> int:
-        """Resident memory; 0 where there is no /proc."""
-        with contextlib.suppress(OSError):
-            pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-            return pages * os.sysconf("SC_PAGE_SIZE")
+        """Resident memory; 0 after its end."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return int(psutil.Process(self.process.pid).memory_info().rss)
         return 0
 
     def end(self) -> int:
