@@ -48,7 +48,7 @@ def main() -> None:
     catalogue = folder / "voices.json"
     entries = {entry["name"]: entry for entry in json.loads(catalogue.read_text(encoding="utf-8"))}
     for name, voice, transcript, unheard in PROMPTS:
-        say = partial(speak, kokoro, Speaker((voice,), (1.0,), 1.0, 1.0, 1.0))
+        say = partial(speak, kokoro, Speaker((voice,)))
         soundfile.write(folder / f"{name}.flac", say(transcript), SAMPLE_RATE)
         lengths = [] if unheard else [round(len(say(s)) / SAMPLE_RATE, 2) for s in sentences if s]
         entries[name] = {

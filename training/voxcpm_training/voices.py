@@ -54,12 +54,12 @@ class Speaker:
 
     voices: tuple[str, ...]
     """The mixed voices."""
-    parts: tuple[float, ...]
+    parts: tuple[float, ...] = (1.0,)
     """Each voice's weight in the mixture."""
-    pitch: float
-    speed: float
+    pitch: float = 1.0
+    speed: float = 1.0
     """The speaker's pace relative to the voice's own."""
-    share: float
+    share: float = 1.0
     """Fraction of all utterances; the fractions of all speakers add up to 1."""
 
 
