@@ -7,7 +7,6 @@ contender's own tree, which may be old, so it also looks for modules under forme
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import resource
@@ -16,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -36,10 +34,12 @@ def main() -> None:
     # Other output must not mix with the responses.
     responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    from voxcpm_constants.errors import VoxCPMError
+
     try:
         measurements = _upstream(job) if job["dtype"] else _bundle(job)
     # An invalid option name or value.
-    except (TypeError, _module("voxcpm_constants.errors").VoxCPMError) as error:
+    except (TypeError, VoxCPMError) as error:
         print(json.dumps(str(error)), file=responses, flush=True)
         raise SystemExit(2) from None
     print(json.dumps(list(measurements)), file=responses, flush=True)
@@ -49,9 +49,10 @@ def main() -> None:
 
 
 def _bundle(job: dict[str, Any]) -> Measurements:
-    options, patches = job["options"], job["patches"]
-    open_bundle = _module("voxcpm_runtime.voxcpm").VoxCPM.from_bundle
-    tts = open_bundle(job["bundle"], **options)
+    from voxcpm_runtime.voxcpm import VoxCPM
+
+    patches = job["patches"]
+    tts = VoxCPM.from_bundle(job["bundle"], **job["options"])
     sizes, a, models = tts.bundle.manifest.sizes, tts.bundle.architecture, tts.driver.models
     measurements: Measurements = {}
 
@@ -154,21 +155,12 @@ def _seconds(call: Callable[[], object]) -> float:
     return statistics.median(seconds)
 
 
-def _module(*names: str) -> ModuleType:
-    """The first of these modules that the tree has."""
-    return importlib.import_module(next(name for name in names if _exists(name)))
-
-
-def _exists(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
 def _sequence(tokens: list[int], a: Any) -> Any:
-    build = _module("voxcpm_runtime.model.sequence", "voxcpm_runtime.sequence").build_sequence
-    return build(tokens, (a.patch_size, a.feat_dim))
+    try:
+        from voxcpm_runtime.model.sequence import build_sequence
+    except ModuleNotFoundError:
+        from voxcpm_runtime.sequence import build_sequence
+    return build_sequence(tokens, (a.patch_size, a.feat_dim))
 
 
 def _utterance(patches: int, job: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import socket
 import statistics
@@ -44,6 +43,7 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import psutil
 
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.audio.pcm import pcm16
@@ -101,9 +101,9 @@ class Server:
         arguments = [*([bundle] if bundle else []), "--port", str(port), "--quiet", *options]
         self.process = subprocess.Popen([sys.executable, "-c", program, "serve", *arguments])  # noqa: S603 - our own
 
-    def wait_until_ready(self, seconds: float = 300) -> None:
+    def wait_until_ready(self) -> None:
         """Wait until it accepts requests. Raises SystemExit if it does not."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + 300
         while time.monotonic() < end and self.process.poll() is None:
             with contextlib.suppress(httpx2.TransportError):
                 if httpx2.get(f"{self.url}/ready", timeout=10).status_code == 200:
@@ -112,10 +112,9 @@ class Server:
         raise SystemExit("the server did not start")
 
     def resident_bytes(self) -> int:
-        """Resident memory; 0 where there is no /proc."""
-        with contextlib.suppress(OSError):
-            pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-            return pages * os.sysconf("SC_PAGE_SIZE")
+        """Resident memory; 0 after its end."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return int(psutil.Process(self.process.pid).memory_info().rss)
         return 0
 
     def end(self) -> int:

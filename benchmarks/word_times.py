@@ -38,7 +38,7 @@ LEAD = 0.045
 def teacher(kokoro: KokoroVoices, said: str, voice: str) -> tuple[Doubles, list[float]]:
     """Kokoro's recording (samples,) of a text, and the starts of its words in seconds."""
     read = phonemes(said.replace("-", " "))
-    speaker = Speaker((VOICES[voice],), (1.0,), 1.0, 1.0, 1.0)
+    speaker = Speaker((VOICES[voice],))
     spoken = kokoro.speak([Utterance(read, speaker, 1.0)], seed=0)[0]
     starts = []
     for word in re.finditer(r"[^\s,.;:!?—]+", read):

@@ -9,6 +9,7 @@ latents do not change.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from voxcpm_training.training_loop import (
     bytes_to_weights,
     cosine,
     factored_moments,
+    half_precision,
     restore_moments,
     save,
     set_rate,
@@ -92,7 +94,7 @@ class AudioVAETraining:
 
     def _start_from(self, weights: dict[str, torch.Tensor]) -> None:
         self.vae.load_state_dict(weights)
-        self.averaged.load(self.vae, weights)
+        self.averaged.load(weights)
         if self.options.decoder_only:
             # Latents do not change, so language models trained on them stay valid.
             self.vae.encoder.requires_grad_(requires_grad=False)
@@ -101,7 +103,7 @@ class AudioVAETraining:
     def save(self, schedule: Schedule) -> None:
         """Write audio_vae.pt to resume from, averaged.pt for later stages, and start.pt for the next part elsewhere."""
         folder: Path = self.options.output
-        averaged = self.averaged.state_dict(self.vae)
+        averaged = self.averaged.state_dict()
         everything: dict[str, Any] = {
             "vae": self.vae.state_dict(), "averaged": averaged, "judges": self.judges.state_dict(),
             "optimizer": self.optimizer.state_dict(), "judges_optimizer": self.judges_optimizer.state_dict(),
@@ -117,26 +119,20 @@ class AudioVAETraining:
         }  # fmt: skip
         save(folder / "start.pt", start)
 
-    def reconstruction_gradients(self) -> Metrics:
-        """Compute gradients without discriminators; returns the losses."""
-        return self._gradients(adversarial=False)
-
-    def adversarial_gradients(self) -> Metrics:
-        """Compute gradients of AudioVAE and discriminators; returns the losses."""
-        return self._gradients(adversarial=True)
-
-    def reconstruction_update(self) -> Metrics:
-        """Update the AudioVAE; returns its gradient norm."""
+    def update(self, *, adversarial: bool) -> Metrics:
+        """Update the AudioVAE, and the discriminators if adversarial; returns the AudioVAE's gradient norm."""
+        if adversarial:
+            self.judges_gradients.clip_outliers()
+            self.judges_optimizer.step()
         norm = self.gradients.clip_outliers()
         self.optimizer.step()
         self.averaged.update()
         return {"norm": norm}
 
-    def adversarial_update(self) -> Metrics:
-        """Update AudioVAE and discriminators; returns the AudioVAE's gradient norm."""
-        self.judges_gradients.clip_outliers()
-        self.judges_optimizer.step()
-        return self.reconstruction_update()
+    def set_rates(self, rate: float, judges_rate: float) -> None:
+        """Set the learning rates of AudioVAE and discriminators."""
+        set_rate(self.optimizer, rate)
+        set_rate(self.judges_optimizer, judges_rate)
 
     def share_gradients(self, *, adversarial: bool) -> None:
         """Average the gradients over all processes."""
@@ -144,16 +140,14 @@ class AudioVAETraining:
         if adversarial:
             processes.average(self.judges_gradients.flat)
 
-    def _gradients(self, *, adversarial: bool) -> Metrics:
+    def compute_gradients(self, *, adversarial: bool) -> Metrics:
+        """Compute gradients, also of the discriminators if adversarial; returns the losses."""
         o = self.options
         self.gradients.flat.zero_()
         self.judges_gradients.flat.zero_()
         audio = self.signal.segments(o.batch, o.segment)
         audio = (audio * (0.6 + 0.8 * torch.rand(o.batch, 1, device=self.device))).clamp(-1, 1)
-        # No cache of bfloat16 weights: a captured graph would reuse the weights of the capture at every replay.
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False
-        ):
+        with half_precision(self.device):
             raw = self.vae.encoder(audio[:, None]).float()
             latents = self.vae.normalisation(raw)
             levels = o.noise * torch.randn(o.batch, 1, 1, device=self.device)
@@ -176,8 +170,7 @@ class AudioVAETraining:
     def spectral_loss(self, decoded: torch.Tensor, audio: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """`SpectralLoss` of two signals (batch, samples), in float32."""
         with torch.autocast(self.device.type, enabled=False):
-            distances: tuple[torch.Tensor, ...] = self.spectral(decoded, audio)
-        return distances
+            return self.spectral(decoded, audio)
 
 
 def prior_loss(latents: torch.Tensor) -> torch.Tensor:
@@ -205,29 +198,20 @@ def train(options: argparse.Namespace) -> None:
         training.start_from(options.initial)
     schedule = Schedule(options.steps, options.minutes, training.seconds)
     first = training.step
-    set_rate(training.optimizer, 0.0)  # the warm-up steps before a capture must not change the weights
-    set_rate(training.judges_optimizer, 0.0)
     captured: dict[bool, tuple[CapturedStep, CapturedStep]] = {}
     saved, check_collapse = schedule.seconds, CollapseCheck()
     while not schedule.ended(training.step):
         progress = training.step / options.steps
         adversarial = progress >= options.adversarial_from
         if adversarial not in captured:
-            steps = (
-                (training.adversarial_gradients, training.adversarial_update)
-                if adversarial
-                else (training.reconstruction_gradients, training.reconstruction_update)
-            )
-            set_rate(training.optimizer, 0.0)
-            set_rate(training.judges_optimizer, 0.0)
-            captured[adversarial] = CapturedStep(steps[0], device), CapturedStep(steps[1], device)
+            training.set_rates(0.0, 0.0)  # the warm-up steps before a capture must not change the weights
+            steps = (training.compute_gradients, training.update)
+            gradients, update = (CapturedStep(partial(s, adversarial=adversarial), device) for s in steps)
+            captured[adversarial] = gradients, update
         # Restored moments are coarse, so each part warms up.
         warm_up = min(1.0, (training.step - first + 1) / 500)
-        set_rate(training.optimizer, warm_up * cosine(progress, options.rate, options.rate / 40))
-        set_rate(
-            training.judges_optimizer,
-            warm_up * cosine(progress, options.judges_rate, options.judges_rate / 40),
-        )
+        rates = (warm_up * cosine(progress, top, top / 40) for top in (options.rate, options.judges_rate))
+        training.set_rates(*rates)
         gradients, update = captured[adversarial]
         metrics = dict(gradients())
         training.share_gradients(adversarial=adversarial)

@@ -7,6 +7,7 @@ variance 1 by running statistics, which `export` folds into `fc_mu`.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,8 +71,7 @@ class _Block(nn.Module):
         self.block = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.block(x)
-        return y
+        return self.block(x)
 
 
 class ResidualUnit(_Block):
@@ -93,8 +93,7 @@ class ResidualUnit(_Block):
         assert isinstance(depthwise, nn.Conv1d)  # noqa: S101
         assert depthwise.bias is not None  # noqa: S101
         y = snake_depthwise(x, first.alpha, depthwise.weight, depthwise.bias, self.dilation)
-        z: Tensor = x + pointwise(second(y))
-        return z
+        return x + pointwise(second(y))
 
 
 def _units(channels: int) -> list[nn.Module]:
@@ -117,8 +116,7 @@ class Encoder(nn.Module):
 
     def forward(self, audio: Tensor) -> Tensor:
         """audio (batch, 1, frames·hop) -> (batch, latent, frames)."""
-        y: Tensor = self.fc_mu(self.block(audio))
-        return y
+        return self.fc_mu(self.block(audio))
 
 
 class Decoder(nn.Module):
@@ -139,8 +137,7 @@ class Decoder(nn.Module):
 
     def forward(self, latents: Tensor) -> Tensor:
         """latents (batch, latent, frames) -> audio (batch, 1, frames·hop) in [-1, 1]."""
-        y: Tensor = self.model(latents)
-        return y
+        return self.model(latents)
 
 
 class Normalisation(nn.Module):
@@ -184,17 +181,15 @@ class Normalisation(nn.Module):
 class AudioVAE(nn.Module):
     """Encoder, decoder and normalisation of latents. Raises ValueError if the config is not depthwise."""
 
-    def __init__(self, config: dict[str, object]) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        c: dict[str, object] = config
-        if not c["depthwise"]:
+        if not config["depthwise"]:
             raise ValueError("only a depthwise AudioVAE is supported")
-        latent = int(str(c["latent_dim"]))
-        self.encoder = Encoder(int(str(c["encoder_dim"])), list(c["encoder_rates"]), latent)  # type: ignore[call-overload]
-        self.decoder = Decoder(int(str(c["decoder_dim"])), list(c["decoder_rates"]), latent)  # type: ignore[call-overload]
+        latent = config["latent_dim"]
+        self.encoder = Encoder(config["encoder_dim"], config["encoder_rates"], latent)
+        self.decoder = Decoder(config["decoder_dim"], config["decoder_rates"], latent)
         self.normalisation = Normalisation(latent)
 
     def encode(self, audio: Tensor) -> Tensor:
         """audio (batch, 1, frames·hop) -> normalised latents (batch, latent, frames), float32."""
-        y: Tensor = self.normalisation(self.encoder(audio).float())
-        return y
+        return self.normalisation(self.encoder(audio).float())

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from voxcpm_training.architecture import PATCH
 from voxcpm_training.speech import Utterances
-from voxcpm_training.text import AUDIO_START, character_ids
+from voxcpm_training.text import AUDIO_START
 
 LENGTHS = (40, 64, 88, 112, 136, 168, 208, 256, 312, 376, 448, 528, 624, 736)
 """Possible sequence lengths of a batch, in positions; longer sequences are dropped."""
@@ -67,7 +67,6 @@ class Sampler:
         # All processes draw the same plan, but the rest of a batch independently.
         self._rng, self._own_rng = np.random.default_rng(seed), np.random.default_rng((seed, rank))
         self.shapes = tuple(Shape.of(length, tokens) for length in LENGTHS)
-        self._space = character_ids()["▁"]
         self.patches = utterances.frames // PATCH
         self._text_at = np.concatenate(([0], np.cumsum(utterances.characters)))
         self._patch_at = np.concatenate(([0], np.cumsum(self.patches)))
@@ -77,8 +76,8 @@ class Sampler:
         """The batches of one pass over the utterances, in random order."""
         first, second = self._items()
         # The second text starts with a word mark, which is the space between the two.
-        lengths = self._text_length(first) + self._text_length(second) + 1
-        patches = self._patch_length(first) + self._patch_length(second)
+        lengths = _total(self._u.characters, first, second) + 1
+        patches = _total(self.patches, first, second)
         shape_of = np.searchsorted(np.array(LENGTHS), lengths + patches)
         plan: list[tuple[Shape, Ints]] = []
         for index, shape in enumerate(self.shapes):
@@ -110,12 +109,6 @@ class Sampler:
         same = self._u.speaker[a] == self._u.speaker[b]
         first = np.concatenate((singles, a[same]))
         return first, np.concatenate((np.full(len(singles), -1), b[same]))
-
-    def _text_length(self, items: Ints) -> Ints:
-        return np.where(items < 0, 0, self._u.characters[items])
-
-    def _patch_length(self, items: Ints) -> Ints:
-        return np.where(items < 0, 0, self.patches[items])
 
     def _batch(self, shape: Shape, first: Ints, second: Ints) -> Batch:
         tokens = np.zeros((shape.rows, shape.length), np.int64)
@@ -149,3 +142,8 @@ class Sampler:
 
     def _text(self, utterance: int) -> npt.NDArray[np.uint8]:
         return self._u.text[self._text_at[utterance] : self._text_at[utterance + 1]]
+
+
+def _total(sizes: Ints, first: Ints, second: Ints) -> Ints:
+    """The sizes of singles and pairs; second is -1 for a single."""
+    return sizes[first] + np.where(second < 0, 0, sizes[second])

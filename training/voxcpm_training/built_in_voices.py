@@ -33,7 +33,7 @@ def main() -> None:
     for name, voice in built_in_voices().items():
         path, known = options.folder / f"{name}.flac", voice.header.provenance
         if kokoro is not None and name in missing:
-            speaker = Speaker((known["speaker"].split()[0],), (1.0,), 1.0, 1.0, 1.0)
+            speaker = Speaker((known["speaker"].split()[0],))
             soundfile.write(path, speak(kokoro, speaker, voice.transcript), SAMPLE_RATE)
         kept = {key: known[key] for key in ("speaker", "licence", "sound")}
         encoded = tts.create_voice(path, voice.transcript, name=name, provenance=kept)

@@ -13,6 +13,7 @@ import argparse
 import gzip
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -263,10 +264,7 @@ def main() -> None:
     ]
     known, rng = lexicon(), np.random.default_rng(options.seed)
     prose = list(utterances(brown(options.brown), rng, known))
-    tally: dict[str, int] = {}
-    for text in prose:
-        for word in words(text.lower()):
-            tally[word] = tally.get(word, 0) + 1
+    tally = Counter(word for text in prose for word in words(text.lower()))
     frequent = sorted(
         (word for word in tally if tally[word] >= 15 and is_known(word, known)), key=lambda w: -tally[w]
     )

@@ -29,11 +29,6 @@ _LONGEST_SECONDS = 22.0
 _SHORT, _SHORT_SHARE = 70, 0.35
 
 
-def shard_path(folder: Path, number: int) -> Path:
-    """The path of a shard."""
-    return folder / f"shard-{number:05d}.npz"
-
-
 @cache
 def _kokoro(folder: Path, device: str) -> KokoroVoices:
     """The voices, loaded once per process."""
@@ -54,7 +49,7 @@ def synthesise(
     Writes nothing and returns 0 if the shard exists already, or after the time `until`, in seconds since the epoch.
     """
     number, texts = numbered
-    path = shard_path(folder, number)
+    path = folder / f"shard-{number:05d}.npz"
     if path.exists() or time.time() > until:
         return 0.0
     identity = multiprocessing.current_process()._identity  # noqa: SLF001
@@ -74,7 +69,7 @@ def synthesise(
         samples, labels = recording(
             spoken, SPEAKERS[index],
             # Each speaker has its own level, within 3 dB: the model learns to continue at the prompt's level.
-            gain=10 ** ((index * 7 % 13 - 6) / 40), hop=HOP, multiple=HOP * PATCH,
+            gain=10 ** ((index * 7 % 13 - 6) / 40), multiple=HOP * PATCH,
         )  # fmt: skip
         if not HOP * PATCH <= len(samples) <= _LONGEST_SECONDS * SAMPLE_RATE:
             continue

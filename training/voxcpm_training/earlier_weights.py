@@ -15,8 +15,7 @@ from voxcpm_training.audio_vae_modules import AudioVAE
 def audio_vae_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
     """State of an `AudioVAE`. A checkpoint has the normalisation folded into fc_mu, so here it is the identity."""
     if not path.is_dir():
-        state: dict[str, Tensor] = torch.load(path, map_location=device, weights_only=True)
-        return state
+        return torch.load(path, map_location=device, weights_only=True)
     vae = AudioVAE(CONFIG["audio_vae_config"])
     exported = {name: t.float() for name, t in load_file(path / "audiovae.safetensors").items()}
     found = dict(vae.state_dict())

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from voxcpm_training.architecture import CONFIG
-from voxcpm_training.audio_vae_modules import AudioVAE
 from voxcpm_training.latents import load_audio_vae
 from voxcpm_training.text import tokenizer_document
 
@@ -31,7 +30,7 @@ def audio_vae_weights(path: Path) -> dict[str, Tensor]:
     state = {
         name: tensor for name, tensor in vae.state_dict().items() if not name.startswith("normalisation.")
     }
-    mean, variance = state_of_normalisation(vae)
+    mean, variance = vae.normalisation.running_mean, vae.normalisation.running_var
     deviation = (variance + vae.normalisation.eps).sqrt()
     state["encoder.fc_mu.weight"] = state["encoder.fc_mu.weight"] / deviation[:, None, None]
     state["encoder.fc_mu.bias"] = (state["encoder.fc_mu.bias"] - mean) / deviation
@@ -50,12 +49,6 @@ def audio_vae_weights(path: Path) -> dict[str, Tensor]:
         "encoder.fc_logvar.bias": constant,
     }
     return exported
-
-
-def state_of_normalisation(vae: AudioVAE) -> tuple[Tensor, Tensor]:
-    """Running mean and variance of the latents, each (latent,)."""
-    state = vae.normalisation.state_dict()
-    return state["running_mean"], state["running_var"]
 
 
 def _weight_norm(name: str, weight: Tensor) -> dict[str, Tensor]:

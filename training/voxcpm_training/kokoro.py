@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,8 +172,3 @@ def _batches_by_length(items: list[int], lengths: list[int]) -> Iterator[list[in
         chosen.append(item)
     if chosen:
         yield chosen
-
-
-def voice_styles(path: Path) -> npt.NDArray[np.float32]:
-    """Styles (510, 256) of a `kokoro-js` voice: a row per number of phonemes, from 1."""
-    return np.fromfile(path, "<f4").reshape(-1, 256)

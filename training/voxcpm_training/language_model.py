@@ -37,6 +37,7 @@ from voxcpm_training.training_loop import (
     adamw,
     bytes_to_weights,
     factored_moments,
+    half_precision,
     restore_moments,
     save,
     set_rate,
@@ -106,7 +107,7 @@ class LanguageModelTraining:
         self.model.load_state_dict(state["model"])
         self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.averaged.load(self.model, state["averaged"])
+        self.averaged.load(state["averaged"])
         self.step, self.seconds = state["step"], state["seconds"]
 
     def start_from(self, path: Path) -> None:
@@ -120,14 +121,14 @@ class LanguageModelTraining:
             restore_moments(self.optimizer, state["optimizer"])
             self.step = state["step"]
         self.model.load_state_dict(weights)
-        self.averaged.load(self.model, weights)
+        self.averaged.load(weights)
 
     def save(self, schedule: Schedule, *, cooled: bool = False) -> None:
         """Write language_model.pt to resume from, averaged.pt in fp16 for export, and start.pt for the next part.
 
         The next part starts from the weights before this one's cool-down (`cooled`), at the same learning rate.
         """
-        averaged = self.averaged.state_dict(self.model)
+        averaged = self.averaged.state_dict()
         everything: dict[str, Any] = {
             "model": self.model.state_dict(), "heads": self.heads.state_dict(), "averaged": averaged,
             "optimizer": self.optimizer.state_dict(), "step": self.step, "seconds": schedule.seconds,
@@ -147,10 +148,7 @@ class LanguageModelTraining:
     def gradients_on(self, batch: StaticBatch) -> Metrics:
         """Compute gradients of all losses on a batch; returns the losses."""
         self.gradients.flat.zero_()
-        # No cache of bfloat16 weights: a captured graph would reuse the weights of the capture at every replay.
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False
-        ):
+        with half_precision(self.device):
             metrics = self.losses(batch)
         loss = metrics["flow"] + _STOP * metrics["stop"]
         self.gradients.add(loss + _PHONES * metrics["phones"] + _REGRESSION * metrics["regression"])
@@ -213,7 +211,7 @@ class LanguageModelTraining:
         t = torch.sigmoid(torch.randn(len(target), device=self.device) - 0.4)
         noise = torch.randn_like(target)
         at = t[:, None, None]
-        velocity = self.model.feat_decoder.estimator(
+        velocity = self.model.feat_decoder["estimator"](
             (1 - at) * target + at * noise, mu * kept, t, _noisy(condition, _CONDITION_NOISE)
         )
         losses = (velocity.float() - (noise - target)).square().mean((1, 2))
@@ -229,9 +227,9 @@ def _noisy(patches: Tensor, max_level: float) -> Tensor:
     return patches + level * torch.randn_like(patches)
 
 
-def batches(sampler: Sampler, ahead: int = 32) -> Iterator[Batch]:
+def batches(sampler: Sampler) -> Iterator[Batch]:
     """Endless batches, assembled in a background thread."""
-    ready: queue.Queue[Batch] = queue.Queue(ahead)
+    ready: queue.Queue[Batch] = queue.Queue(32)
 
     def assemble() -> None:
         while True:
@@ -272,9 +270,8 @@ def train(options: argparse.Namespace) -> None:
             captured = CapturedStep(lambda s=static: training.gradients_on(s), device, pool)  # type: ignore[misc]
             steps[batch.shape] = static, captured
         if update is None:
-            set_rate(
-                training.optimizer, 0.0
-            )  # the warm-up steps before a capture must not change the weights
+            # The warm-up steps before a capture must not change the weights.
+            set_rate(training.optimizer, 0.0)
             update = CapturedStep(training.update, device)
         # Restored moments are coarse, so each part warms up.
         warm_up = min(1.0, (training.step - first + 1) / 1000)

@@ -48,8 +48,7 @@ class Attention(nn.Module):
         groups = q.size(1) // k.size(1)
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
-        return out
+        return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
 
 
 def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -69,8 +68,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (batch, length, hidden) -> the same shape."""
-        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return y
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -86,8 +84,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], *, causal: bool) -> Tensor:
         """x (batch, length, hidden) -> the same shape. rope: cos and sin, each (length, width)."""
         x = x + self.self_attn(self.input_layernorm(x), rope, causal=causal)
-        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return y
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Stack(nn.Module):
@@ -101,10 +98,8 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         own = sizes or {}
-        hidden, inner = (
-            own.get("hidden_dim", config["hidden_size"]),
-            own.get("ffn_dim", config["intermediate_size"]),
-        )
+        hidden = own.get("hidden_dim", config["hidden_size"])
+        inner = own.get("ffn_dim", config["intermediate_size"])
         heads = own.get("num_heads", config["num_attention_heads"])
         width = config["kv_channels"]
         if vocabulary:
@@ -125,8 +120,7 @@ class Stack(nn.Module):
         rope = (self.cos[: x.size(1)], self.sin[: x.size(1)])
         for layer in self.layers:
             x = layer(x, rope, causal=causal)
-        y: Tensor = self.norm(x)
-        return y
+        return self.norm(x)
 
 
 class LocalEncoder(nn.Module):
@@ -142,8 +136,7 @@ class LocalEncoder(nn.Module):
         """patches (N, frames, latent) -> (N, hidden)."""
         frames = self.in_proj(patches)
         token = self.special_token[0].to(frames.dtype).expand(frames.size(0), 1, -1)
-        y: Tensor = self.encoder(torch.cat((token, frames), dim=1), causal=False)
-        return y[:, 0]
+        return self.encoder(torch.cat((token, frames), dim=1), causal=False)[:, 0]
 
 
 class TimestepMLP(nn.Module):
@@ -159,8 +152,7 @@ class TimestepMLP(nn.Module):
         half = self.linear_1.in_features // 2
         frequencies = torch.exp(torch.arange(half, device=t.device) * -(math.log(10000) / (half - 1)))
         angles = 1000 * t[:, None] * frequencies[None]
-        y: Tensor = self.linear_2(F.silu(self.linear_1(torch.cat((angles.sin(), angles.cos()), dim=-1))))
-        return y
+        return self.linear_2(F.silu(self.linear_1(torch.cat((angles.sin(), angles.cos()), dim=-1))))
 
 
 class LocalDiT(nn.Module):
@@ -180,16 +172,7 @@ class LocalDiT(nn.Module):
         """x, condition (N, frames, latent); mu (N, width); t (N,) -> velocity (N, frames, latent)."""
         time = self.time_mlp(t) + self.delta_time_mlp(torch.zeros_like(t))
         tokens = torch.cat(((mu + time)[:, None], self.cond_proj(condition), self.in_proj(x)), dim=1)
-        y: Tensor = self.out_proj(self.decoder(tokens, causal=False)[:, -x.size(1) :])
-        return y
-
-
-class FlowMatching(nn.Module):
-    """The DiT as the `estimator` of a solver, as upstream names it."""
-
-    def __init__(self, estimator: LocalDiT) -> None:
-        super().__init__()
-        self.estimator = estimator
+        return self.out_proj(self.decoder(tokens, causal=False)[:, -x.size(1) :])
 
 
 class ScalarQuantizer(nn.Module):
@@ -204,8 +187,7 @@ class ScalarQuantizer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (N, hidden) -> the same shape. The backward pass ignores the rounding (straight-through gradient)."""
         y = torch.tanh(self.in_proj(x))
-        quantized: Tensor = self.out_proj(y + ((y * self.scale).round() / self.scale - y).detach())
-        return quantized
+        return self.out_proj(y + ((y * self.scale).round() / self.scale - y).detach())
 
 
 class VoxCPM(nn.Module):
@@ -218,7 +200,7 @@ class VoxCPM(nn.Module):
         self.base_lm = Stack(lm, vocabulary=lm["vocab_size"])
         self.residual_lm = Stack(lm, {"num_layers": config["residual_lm_num_layers"]})
         self.feat_encoder = LocalEncoder(lm, encoder, latent)
-        self.feat_decoder = FlowMatching(LocalDiT(lm, dit, latent))
+        self.feat_decoder = nn.ModuleDict({"estimator": LocalDiT(lm, dit, latent)})
         self.fsq_layer = ScalarQuantizer(
             hidden, config["scalar_quantization_latent_dim"], config["scalar_quantization_scale"]
         )

@@ -48,11 +48,7 @@ def broadcast_value(value: float) -> float:
     """The first process's value."""
     if world == 1:
         return value
-    device = (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     shared = torch.tensor([value], dtype=torch.float64, device=device)
     dist.broadcast(shared, 0)
     return float(shared.item())

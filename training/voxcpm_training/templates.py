@@ -47,15 +47,18 @@ def templates(count: int, rng: np.random.Generator, in_words: Callable[[str], st
     def one_of(choices: tuple[str, ...]) -> str:
         return str(choices[int(rng.integers(len(choices)))])
 
+    def between(low: int, high: int) -> str:
+        return in_words(str(rng.integers(low, high)))
+
     def number() -> str:
         kind = rng.integers(4)
         if kind == 0:
-            return in_words(f"{rng.integers(100)}")
+            return between(0, 100)
         if kind == 1:
             return in_words(f"{int(10 ** rng.uniform(1, 6)):,}")
         if kind == 2:
             return in_words(f"{rng.integers(200)}.{rng.integers(1, 100)}")
-        return in_words(f"{rng.integers(1100, 2060)}")
+        return between(1100, 2060)
 
     def ordinal() -> str:
         n = int(rng.integers(1, 32))
@@ -68,19 +71,15 @@ def templates(count: int, rng: np.random.Generator, in_words: Callable[[str], st
     def time() -> str:
         minutes = int(rng.integers(60))
         past = f"{' oh ' if minutes < 10 else ' '}{in_words(str(minutes))}" if minutes else ""
-        return f"{in_words(str(rng.integers(1, 24)))}{past}{one_of(('', ' ay em', ' pee em'))}"
+        return f"{between(1, 24)}{past}{one_of(('', ' ay em', ' pee em'))}"
 
     makers: tuple[Callable[[], str], ...] = (
         number,
         lambda: f"{number()} {one_of(_UNITS)}",
-        lambda: f"{one_of(_MONTHS)} {ordinal()}, {in_words(str(rng.integers(1800, 2030)))}",
+        lambda: f"{one_of(_MONTHS)} {ordinal()}, {between(1800, 2030)}",
         lambda: f"the {ordinal()} of {one_of(_MONTHS)}",
-        lambda: (
-            f"{in_words(str(rng.integers(1, 500)))} dollars and {in_words(str(rng.integers(2, 100)))} cents"
-        ),
-        lambda: (
-            f"{in_words(str(rng.integers(2, 900)))} million {one_of(('dollars', 'euros', 'pounds', 'people'))}"
-        ),
+        lambda: f"{between(1, 500)} dollars and {between(2, 100)} cents",
+        lambda: f"{between(2, 900)} million {one_of(('dollars', 'euros', 'pounds', 'people'))}",
         time,
         lambda: (
             f"{one_of(_NAMES).lower()} dot {one_of(_SURNAMES).lower()} at {one_of(_SITES)} dot {one_of(_ENDS)}"
@@ -88,12 +87,12 @@ def templates(count: int, rng: np.random.Generator, in_words: Callable[[str], st
         lambda: f"double you double you double you dot {one_of(_SITES)} dot {one_of(_ENDS)}",
         lambda: f"the {spelled()}",
         spelled,
-        lambda: f"version {in_words(str(rng.integers(1, 20)))} point {in_words(str(rng.integers(20)))}",
+        lambda: f"version {between(1, 20)} point {between(0, 20)}",
         lambda: f"{one_of(('Mister', 'Missus', 'Doctor', 'Professor', 'Captain'))} {one_of(_SURNAMES)}",
         lambda: f"{one_of(_NAMES)} {one_of(_SURNAMES)}",
         lambda: " ".join(in_words(str(d)) for d in rng.integers(0, 10, int(rng.integers(3, 8)))),
-        lambda: f"number {in_words(str(rng.integers(1, 120)))}",
-        lambda: f"{one_of(('chapter', 'page', 'section', 'figure'))} {in_words(str(rng.integers(1, 400)))}",
+        lambda: f"number {between(1, 120)}",
+        lambda: f"{one_of(('chapter', 'page', 'section', 'figure'))} {between(1, 400)}",
     )
     for _ in range(count):
         frame = one_of(_FRAMES)

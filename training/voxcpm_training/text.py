@@ -24,10 +24,7 @@ def is_speakable(text: str) -> bool:
 
 def tokenizer_document() -> dict[str, Any]:
     """The contents of tokenizer.json: one token per character, with upstream's ids for its audio tokens."""
-    document: dict[str, Any] = json.loads(
-        resources.files(__package__).joinpath("tokenizer.json").read_text(encoding="utf-8")
-    )
-    return document
+    return json.loads(resources.files(__package__).joinpath("tokenizer.json").read_text(encoding="utf-8"))
 
 
 def character_ids() -> dict[str, int]:

@@ -85,32 +85,26 @@ class AveragedWeights:
     """Exponential moving average of a module's parameters and floating-point buffers."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        self._parameters = [tensor for _, tensor in _averaged(module)]
-        self.average = [p.detach().clone() for p in self._parameters]
-        self._decay = decay
+        self._module, self._decay = module, decay
+        state = module.state_dict()
+        self._names = [name for name, tensor in state.items() if tensor.is_floating_point()]
+        self._parameters = [state[name] for name in self._names]
+        self.average = [p.clone() for p in self._parameters]
 
     @torch.no_grad()
     def update(self) -> None:
         """Update the average after a step."""
-        torch._foreach_lerp_(self.average, [p.detach() for p in self._parameters], 1 - self._decay)
+        torch._foreach_lerp_(self.average, self._parameters, 1 - self._decay)
 
-    def state_dict(self, module: nn.Module) -> dict[str, Tensor]:
-        """The module's state with the averages."""
-        state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-        for (name, _), average in zip(_averaged(module), self.average, strict=True):
-            state[name] = average.clone()
-        return state
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of the module's state with the averages."""
+        state = self._module.state_dict() | dict(zip(self._names, self.average, strict=True))
+        return {name: tensor.clone() for name, tensor in state.items()}
 
-    def load(self, module: nn.Module, weights: dict[str, Tensor]) -> None:
+    def load(self, weights: dict[str, Tensor]) -> None:
         """Continue from a state of the module."""
-        for (name, _), average in zip(_averaged(module), self.average, strict=True):
+        for name, average in zip(self._names, self.average, strict=True):
             average.copy_(weights[name])
-
-
-def _averaged(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """What is averaged, with its names in the state."""
-    state = module.state_dict(keep_vars=True)
-    return [(name, tensor) for name, tensor in state.items() if tensor.is_floating_point()]
 
 
 def adamw(
@@ -131,6 +125,15 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def half_precision(device: torch.device) -> torch.autocast:
+    """Arithmetic in bfloat16 on a GPU.
+
+    No cache of bfloat16 weights: a captured graph would reuse the weights of the capture at every replay.
+    """
+    on_gpu = device.type == "cuda"
+    return torch.autocast(device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=False)
 
 
 class Gradients:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import scipy.fft
 import scipy.signal
 
-from voxcpm_training.architecture import SAMPLE_RATE
+from voxcpm_training.architecture import HOP, SAMPLE_RATE
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -54,12 +54,12 @@ class Speaker:
 
     voices: tuple[str, ...]
     """The mixed voices."""
-    parts: tuple[float, ...]
+    parts: tuple[float, ...] = (1.0,)
     """Each voice's weight in the mixture."""
-    pitch: float
-    speed: float
+    pitch: float = 1.0
+    speed: float = 1.0
     """The speaker's pace relative to the voice's own."""
-    share: float
+    share: float = 1.0
     """Fraction of all utterances; the fractions of all speakers add up to 1."""
 
 
@@ -123,18 +123,13 @@ def _g2p() -> Any:
 def vocabulary() -> dict[str, int]:
     """Kokoro's phoneme ids, from hibari."""
     path = resources.files("hibari").joinpath("assets/vocab.json")
-    ids: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
-    return ids
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def phonemes(text: str) -> str:
     """The phonemes of a text, truncated to Kokoro's maximum."""
     marked = re.sub(r"\b(ay|ee)\b", lambda word: f"[{word[0]}](/{_READ_AS[word[0]]}/)", text)
     return "".join(p for p in str(_g2p()(marked)) if p in vocabulary() and p not in '"“”')[:_MAX_PHONEMES]
-
-
-def _phone_classes(phonemes: str) -> list[int]:
-    return [_SILENCE, *(_phone_id(p) for p in phonemes), _SILENCE]
 
 
 def _phone_id(character: str) -> int:
@@ -150,12 +145,14 @@ class KokoroVoices:
     def __init__(self, folder: Path, device: str) -> None:
         import torch
 
-        from voxcpm_training.kokoro import Kokoro, voice_styles
+        from voxcpm_training.kokoro import Kokoro
 
         torch.set_num_threads(1)
         self._model = Kokoro(path.read_bytes() for path in sorted(folder.glob("part-*.bin"))).to(device)
-        self._device = device
-        self._styles = {path.stem: voice_styles(path) for path in folder.glob("??_*.bin")}
+        # (510, 256) per voice: a row per number of phonemes, from 1.
+        self._styles = {
+            path.stem: np.fromfile(path, "<f4").reshape(-1, 256) for path in folder.glob("??_*.bin")
+        }
 
     def speak(self, utterances: Sequence[Utterance], seed: int) -> list[SynthesizedSpeech]:
         """Speech of the utterances, in order. seed: that of the noise in the signals."""
@@ -171,7 +168,7 @@ class KokoroVoices:
             style = np.average(styles, axis=0, weights=u.speaker.parts).astype(np.float32)
             requests.append(Request(ids, style, u.pace * u.speaker.speed / u.speaker.pitch))
         return [
-            SynthesizedSpeech(audio, _phone_classes(u.phonemes), ends)
+            SynthesizedSpeech(audio, [_SILENCE, *map(_phone_id, u.phonemes), _SILENCE], ends)
             for u, (audio, ends) in zip(utterances, self._model.speak(requests), strict=True)
         ]
 
@@ -183,12 +180,12 @@ _LEVEL = 0.08
 
 
 def recording(
-    spoken: SynthesizedSpeech, speaker: Speaker, *, gain: float, hop: int, multiple: int
+    spoken: SynthesizedSpeech, speaker: Speaker, *, gain: float, multiple: int
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.uint8]]:
-    """Speech of `speaker` at 24 kHz, trimmed and level-normalised, and the phone of every `hop` samples.
+    """Speech of `speaker` at 24 kHz, trimmed and level-normalised, and the phone of each latent frame.
 
     gain: a factor on the level. Returns audio (samples,) int16, whose length is a multiple of `multiple`, and phone
-    classes (samples / hop,).
+    classes (samples / HOP,).
     """
     audio, stretch = _change_speed(spoken.audio, speaker.pitch)
     start, stop = _speech_bounds(audio)
@@ -199,7 +196,7 @@ def recording(
     # Padded in front, so that the trailing silence always has the same length.
     front = -len(audio) % multiple
     audio = np.concatenate((np.zeros(front, np.float32), audio))
-    centres = (np.arange(len(audio) // hop) + 0.5) * hop - front + start
+    centres = (np.arange(len(audio) // HOP) + 0.5) * HOP - front + start
     at = np.searchsorted(spoken.ends * stretch * SAMPLE_RATE, centres)
     phones = np.array([*_without_marks(spoken.phones), _SILENCE], np.uint8)
     return (audio * 32767).astype(np.int16), phones[np.minimum(at, len(phones) - 1)]

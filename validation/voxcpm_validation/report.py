@@ -13,7 +13,7 @@ from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.model_card import table, with_validation
 from voxcpm_runtime.storage.atomic_file import atomic_file, make_folder
 from voxcpm_validation.end_to_end import EndToEnd
-from voxcpm_validation.sensitivity import MARGIN, Sensitivity
+from voxcpm_validation.sensitivity import MARGIN, MIN_FLOOR, Sensitivity
 from voxcpm_validation.step_agreement import PUBLISHED_FP16, StepAgreement
 
 # Minimum correlations of step models. int8 has no floors: it is lossy, and its figures are only reported. So are those
@@ -65,7 +65,7 @@ class MissedFloor(NamedTuple):
     """A figure of a case below its floor. judged: False if perturbed upstream is too low to judge it."""
 
     figure: str
-    value: float
+    """Case, precision, name of the figure, and its value."""
     floor: float
     judged: bool
 
@@ -101,14 +101,14 @@ class ValidationReport(BaseModel, extra="forbid", frozen=True):
             found = step.lowest if self.on_core_ai else step.correlation
             if step.arithmetic != "faithful" and found < floor:
                 lines.append(f"{what}: correlation {found:.7f} is below {floor:.7f}")
-        missed = [(where, missed) for where, missed in self._missed_floors() if missed.judged]
-        return [*lines, *(f"{where} is below {missed.floor:.7g}" for where, missed in missed)]
+        missed = (missed for missed in self._missed_floors() if missed.judged)
+        return [*lines, *(f"{missed.figure} is below {missed.floor:.7g}" for missed in missed)]
 
     def unjudged(self) -> list[str]:
         """One line for each low figure that perturbed upstream does not reach with this text either."""
         return [
-            f"{where} cannot be judged with this text, which perturbed upstream does not reproduce either"
-            for where, missed in self._missed_floors()
+            f"{missed.figure} cannot be judged with this text, which perturbed upstream does not reproduce either"
+            for missed in self._missed_floors()
             if not missed.judged
         ]
 
@@ -119,12 +119,11 @@ class ValidationReport(BaseModel, extra="forbid", frozen=True):
             return "All judged figures are at or above their floors."
         return f"{count} figure{'s' * (count > 1)} below the floor or not finite."
 
-    def _missed_floors(self) -> Iterable[tuple[str, MissedFloor]]:
+    def _missed_floors(self) -> Iterable[MissedFloor]:
         perturbed = {(s.case, s.precision): s for s in self.sensitivity}
         for e in self.end_to_end:
             drift = perturbed.get((e.case, e.precision))
-            for missed in below_floors(e, drift, built_in=self.built_in, core_ai=self.on_core_ai):
-                yield f"{e.case} {e.precision}: {missed.figure}: correlation {missed.value:.7f}", missed
+            yield from below_floors(e, drift, built_in=self.built_in, core_ai=self.on_core_ai)
 
     def write(self, folder: Path) -> None:
         """Write `validation.json` and `validation.md` into a folder, which is created if missing."""
@@ -236,9 +235,10 @@ def below_floors(
             perturbed = getattr(drift, name)
             # No margin for the median: a defect of 1 % in the loop would fit into it.
             floor = drift.floor(perturbed, floor, margin=1.0 if figure == _MEDIAN else MARGIN)
-            judged = figure == _MEDIAN or drift.judges(perturbed)
+            judged = figure == _MEDIAN or perturbed >= MIN_FLOOR
         if not value >= floor:  # NaN is below every floor
-            below.append(MissedFloor(figure, value, floor, judged))
+            found = f"{speech.case} {speech.precision}: {figure}: correlation {value:.7f}"
+            below.append(MissedFloor(found, floor, judged))
     return below
 
 

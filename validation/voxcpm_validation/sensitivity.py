@@ -53,10 +53,6 @@ class Sensitivity(BaseModel, extra="forbid", frozen=True):
     forced_median: float
     """The correlation of the median patch in teacher-forced runs."""
 
-    def judges(self, measured: float) -> bool:
-        """Whether a figure whose perturbed value is `measured` can judge a bundle with this text."""
-        return measured >= MIN_FLOOR
-
     def floor(self, measured: float, fixed: float, *, margin: float = MARGIN) -> float:
         """The floor of a figure, from MIN_FLOOR to `fixed`, its floor without drift. measured: its perturbed value."""
         return min(fixed, max(MIN_FLOOR, 1 - margin * (1 - measured)))

@@ -265,8 +265,7 @@ def build_prompt_cache(
         mock.patch.object(modules["voxcpm.model.voxcpm2"], "librosa", stubs["librosa"]),
         _quiet(),
     ):
-        cache: dict[str, Any] = model.build_prompt_cache(**sources)
-    return cache
+        return model.build_prompt_cache(**sources)
 
 
 def traits_of(model: Any) -> Traits:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
@@ -15,9 +14,6 @@ from voxcpm_runtime.bundle.opening import locate_bundle
 from voxcpm_runtime.commands.shared_arguments import Quiet
 from voxcpm_runtime.commands.status_line import table_console
 from voxcpm_runtime.storage.atomic_file import atomic_file, make_folder, report_folder
-
-if TYPE_CHECKING:
-    from voxcpm_validation.listening.parts import Report
 
 
 def listen(
@@ -90,12 +86,7 @@ def listen(
     from voxcpm_validation.listening.copies import copies
     from voxcpm_validation.listening.hearing import Listener
     from voxcpm_validation.listening.parts import Extent, Report, listen, tables
-    from voxcpm_validation.listening.speakers import (
-        bundle_copier,
-        bundle_speaker,
-        natural_seconds,
-        upstream_speaker,
-    )
+    from voxcpm_validation.listening.speakers import bundle_copier, bundle_speaker, upstream_speaker
 
     chosen = {
         "sentences": short_sentences, "prose": prose, "short_texts": short_texts, "narration": narration,
@@ -104,14 +95,16 @@ def listen(
     parts = [part for part, selected in chosen.items() if selected] or (
         [] if saved or copy_synthesis else ["sentences"]
     )
-    result = sum((_read(path) for path in saved or []), Report())
+    result = sum(map(Report.read, saved or ()), Report())
     if parts or copy_synthesis:
         folder = locate_bundle(bundle)
-        available = Manifest.read(folder).precisions
+        manifest = Manifest.read(folder)
+        available, profile = manifest.precisions, manifest.speech
         precisions = [p for p in precision or available if p != "none"]
         if unknown := [p for p in precisions if p not in available]:
             raise InputError(f"--precision {unknown[0]}: the bundle has {', '.join(available)}")
-        listener, natural = Listener.of(recogniser), natural_seconds(folder)
+        listener = Listener.of(recogniser)
+        natural = None if profile is None else profile.expected_seconds
         if chinese and not listener.recogniser.is_multilingual:
             raise InputError(
                 "--chinese: expected a multilingual recogniser; pass the folder of one with --recogniser"
@@ -137,13 +130,3 @@ def listen(
         with atomic_file(report / "listening.json") as file:
             file.write(result.model_dump_json(indent=1).encode() + b"\n")
         typer.echo(f"written: {report / 'listening.json'}", err=True)
-
-
-def _read(path: Path) -> Report:
-    from voxcpm_validation.listening.parts import Report
-
-    try:
-        return Report.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path}: expected a listening.json of this release ({reason})") from None

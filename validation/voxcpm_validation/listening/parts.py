@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from rich import box
 from rich.table import Table
 
+from voxcpm_constants.errors import InputError, first_line
+from voxcpm_validation.listening import material, scores
 from voxcpm_validation.listening.copies import CopyScores
 from voxcpm_validation.listening.hearing import (
     Listener,
@@ -20,27 +23,7 @@ from voxcpm_validation.listening.hearing import (
     TranscribedCase,
     TranscribedSegment,
 )
-from voxcpm_validation.listening.material import (
-    PromptVoice,
-    chinese_sentences,
-    narration,
-    prose,
-    short_sentences,
-    short_texts,
-)
-from voxcpm_validation.listening.scores import (
-    ChineseScores,
-    NarrationScores,
-    NaturalSeconds,
-    ProseScores,
-    SentenceScores,
-    ShortTextScores,
-    chinese_scores,
-    narration_scores,
-    prose_scores,
-    sentence_scores,
-    short_text_scores,
-)
+from voxcpm_validation.listening.material import PromptVoice
 
 # Upper bound of the pace: words beyond the narration's end are planned but not spoken.
 _WORDS_A_MINUTE = 300
@@ -49,12 +32,21 @@ _WORDS_A_MINUTE = 300
 class Report(BaseModel, extra="forbid", frozen=True):
     """The scores of a listening test, by part."""
 
-    sentences: tuple[SentenceScores, ...] = ()
-    prose: tuple[ProseScores, ...] = ()
-    short_texts: tuple[ShortTextScores, ...] = ()
-    narration: tuple[NarrationScores, ...] = ()
-    chinese: tuple[ChineseScores, ...] = ()
+    sentences: tuple[scores.SentenceScores, ...] = ()
+    prose: tuple[scores.ProseScores, ...] = ()
+    short_texts: tuple[scores.ShortTextScores, ...] = ()
+    narration: tuple[scores.NarrationScores, ...] = ()
+    chinese: tuple[scores.ChineseScores, ...] = ()
     copies: tuple[CopyScores, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """A saved report. Raises InputError for a file that is none of this release."""
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValidationError) as error:
+            reason = first_line(error)
+            raise InputError(f"{path}: expected a listening.json of this release ({reason})") from None
 
     def __add__(self, other: Report) -> Report:
         """The scores of both reports."""
@@ -79,26 +71,29 @@ class ListeningPart(NamedTuple):
     texts: Callable[[Extent], Mapping[str, str]]
     voices: int | None
     """Number of prompts to continue; None for all."""
-    score: Callable[[TranscribedCase, Listener, NaturalSeconds | None], Iterable[BaseModel]]
+    score: Callable[[TranscribedCase, Listener, scores.NaturalSeconds | None], Iterable[BaseModel]]
     language: str = "en"
+
+
+def _numbered(sentences: Iterable[str]) -> dict[str, str]:
+    return {f"sentence {number}": sentence for number, sentence in enumerate(sentences, 1)}
 
 
 PARTS: dict[str, ListeningPart] = {
     "sentences": ListeningPart(
-        lambda e: {f"sentence {i}": s for i, s in enumerate(short_sentences(e.sentences), 1)},
-        None,
-        sentence_scores,
+        lambda e: _numbered(material.short_sentences(e.sentences)), None, scores.sentence_scores
     ),
-    "prose": ListeningPart(lambda e: prose(e.words), 1, prose_scores),
-    "short_texts": ListeningPart(lambda _: {text: text for text in short_texts()}, 1, short_text_scores),
+    "prose": ListeningPart(lambda e: material.prose(e.words), 1, scores.prose_scores),
+    "short_texts": ListeningPart(
+        lambda _: {text: text for text in material.short_texts()}, 1, scores.short_text_scores
+    ),
     "narration": ListeningPart(
-        lambda e: {"narration": narration(round(e.minutes * _WORDS_A_MINUTE))}, 0, narration_scores
+        lambda e: {"narration": material.narration(round(e.minutes * _WORDS_A_MINUTE))},
+        0,
+        scores.narration_scores,
     ),
     "chinese": ListeningPart(
-        lambda e: {f"sentence {i}": s for i, s in enumerate(chinese_sentences(e.sentences), 1)},
-        0,
-        chinese_scores,
-        "zh",
+        lambda e: _numbered(material.chinese_sentences(e.sentences)), 0, scores.chinese_scores, "zh"
     ),
 }
 """The parts of the test, by the names of the fields of `Report`."""
@@ -123,7 +118,7 @@ def listen(
     *,
     listener: Listener,
     extent: Extent = Extent(),
-    natural: NaturalSeconds | None = None,
+    natural: scores.NaturalSeconds | None = None,
     seed: int = 0,
     report: Callable[[str], None] = lambda _: None,
 ) -> Report:
@@ -144,22 +139,22 @@ def listen(
                 futures[name] = listening.submit(listener.transcribe, reading, case.language)
             read.append((part, case, futures))
         report(f"{system}: listening to the rest")
-    scores: dict[str, tuple[BaseModel, ...]] = dict.fromkeys(parts, ())
+    found: dict[str, tuple[BaseModel, ...]] = dict.fromkeys(parts, ())
     for part, case, futures in read:
         heard = TranscribedCase(system, case, {name: future.result() for name, future in futures.items()})
-        scores[part] += tuple(PARTS[part].score(heard, listener, natural))
-    return Report.model_validate(scores)
+        found[part] += tuple(PARTS[part].score(heard, listener, natural))
+    return Report.model_validate(found)
 
 
 def tables(report: Report) -> Iterator[Table]:
     """A table per part and system, and one per narration with its minutes."""
     for part in Report.model_fields:
-        scores = getattr(report, part)
-        for system in dict.fromkeys(score.system for score in scores):
+        rows = getattr(report, part)
+        for system in dict.fromkeys(row.system for row in rows):
             title = f"{part.replace('_', ' ')}, {system}"
-            yield _table(title, [score for score in scores if score.system == system])
-    for score in report.narration:
-        yield _table(f"minute by minute, {score.system}", score.minutes)
+            yield _table(title, [row for row in rows if row.system == system])
+    for read in report.narration:
+        yield _table(f"minute by minute, {read.system}", read.minutes)
 
 
 def _table(title: str, rows: Sequence[Any]) -> Table:

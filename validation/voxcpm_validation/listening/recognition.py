@@ -9,14 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.reading import resample
 
 # Before faster_whisper, which also imports ONNX Runtime: this disables its telemetry.
 from voxcpm_runtime.backends.portable import onnx_runtime  # noqa: F401
+from voxcpm_runtime.backends.step_function import Floats
 
 _RATE = 16000
 _REPEATED_WORDS = 3
@@ -67,7 +65,7 @@ class Recogniser:
         """Whether it transcribes other languages than English."""
         return bool(self._model.model.is_multilingual)
 
-    def transcribe(self, audio: npt.NDArray[np.float32], sample_rate: int, language: str = "en") -> str:
+    def transcribe(self, audio: Floats, sample_rate: int, language: str = "en") -> str:
         """The transcript of audio (samples,), as Whisper writes it. sample_rate: in Hz. language: ISO 639-1."""
         segments, _ = self._model.transcribe(
             resample(audio, sample_rate, _RATE),
@@ -79,7 +77,7 @@ class Recogniser:
         )
         return " ".join(segment.text.strip() for segment in segments)
 
-    def word_starts(self, audio: npt.NDArray[np.float32], sample_rate: int) -> list[tuple[str, float]]:
+    def word_starts(self, audio: Floats, sample_rate: int) -> list[tuple[str, float]]:
         """The words heard in audio (samples,), each with its start in seconds, by Whisper's attention."""
         segments, _ = self._model.transcribe(
             resample(audio, sample_rate, _RATE), language="en", word_timestamps=True

@@ -47,6 +47,12 @@ class CaseScores(_Record):
     case: str = column("case")
 
 
+def _common(heard: TranscribedCase, segments: Sequence[TranscribedSegment]) -> dict[str, Any]:
+    """The fields that the scores of all parts of the test have, over some segments of a case."""
+    tried_again = sum(segment.attempts > 1 for segment in segments)
+    return {"system": heard.system, "case": heard.case.name, "tried_again": tried_again}
+
+
 class SoundScores(CaseScores):
     """How a case sounds: means over its segments, and the median of their pitch."""
 
@@ -116,12 +122,10 @@ def sentence_scores(heard: TranscribedCase, listener: Listener, _: object = None
     if voice:
         figures |= _similarities(voice, segments, listener)
     yield SentenceScores(
-        system=heard.system,
-        case=heard.case.name,
+        **_common(heard, segments),
         sentences=len(segments),
         word_error_rate=_error_rate(segments, written=True),
         cut_ends=sum(segment.ends_abruptly for segment in segments),
-        tried_again=_tried_again(segments),
         heard=tuple(segments),
         **figures,
         **sound(segments),
@@ -155,12 +159,10 @@ def chinese_scores(heard: TranscribedCase, *_: object) -> Iterator[ChineseScores
     """The scores of a case of Chinese sentences."""
     segments = heard.segments
     yield ChineseScores(
-        system=heard.system,
-        case=heard.case.name,
+        **_common(heard, segments),
         sentences=len(heard.texts),
         character_error_rate=character_error_rate([s.written for s in segments], [s.heard for s in segments]),
         cut_ends=sum(segment.ends_abruptly for segment in segments),
-        tried_again=_tried_again(segments),
         heard=tuple(segments),
         **sound(segments),
     )
@@ -226,8 +228,7 @@ def prose_scores(
         ]
         long = [segment for segment in examined if segment.length_ratio > LONG]
         yield ProseScores(
-            system=heard.system,
-            case=heard.case.name,
+            **_common(heard, segments),
             kind=kind,
             words=sum(s.words for s in segments),
             word_error_rate=_error_rate(segments),
@@ -238,7 +239,6 @@ def prose_scores(
             long_untried=sum(segment.heard.attempts == 1 for segment in long),
             cut=sum(s.length_ratio < SHORT or s.lost >= LOST_WORDS for s in examined),
             repeated=sum(segment.repeated for segment in examined),
-            tried_again=_tried_again(segments),
             suspicious=sum(s.suspicious for s in segments),
             words_per_minute=_words_per_minute(segments),
             similarity=None if own is None else float(np.mean([np.dot(s.embedding, own) for s in segments])),
@@ -269,12 +269,10 @@ def short_text_scores(heard: TranscribedCase, *_: object) -> Iterator[ShortTextS
     segments = heard.segments
     wrong = [(s.written, s.heard) for s in segments if not sounds_alike(s.written, s.heard)]
     yield ShortTextScores(
-        system=heard.system,
-        case=heard.case.name,
+        **_common(heard, segments),
         texts=len(segments),
         understood=len(segments) - len(wrong),
         misunderstood=tuple(wrong),
-        tried_again=_tried_again(segments),
         longest_seconds=max(s.seconds for s in segments),
     )
 
@@ -331,8 +329,7 @@ def narration_scores(heard: TranscribedCase, *_: object) -> Iterator[NarrationSc
     pace = np.array([minute.words_per_minute for minute in minutes])
     level = np.array([minute.level for minute in minutes])
     yield NarrationScores(
-        system=heard.system,
-        case=heard.case.name,
+        **_common(heard, segments),
         words=sum(s.words for s in segments),
         word_error_rate=_error_rate(segments),
         pace_drift=_drift(pace) / float(pace.mean()),
@@ -340,7 +337,6 @@ def narration_scores(heard: TranscribedCase, *_: object) -> Iterator[NarrationSc
         level_drift=_drift(level),
         level_spread=float(np.abs(level - level.mean()).max()),
         min_similarity=min(minute.similarity for minute in minutes),
-        tried_again=_tried_again(segments),
         suspicious=sum(s.suspicious for s in segments),
         minutes=minutes,
         segments=tuple(segments),
@@ -385,7 +381,3 @@ def _words_per_minute(segments: Sequence[TranscribedSegment]) -> float:
 
 def _seconds(segments: Sequence[TranscribedSegment]) -> float:
     return sum(s.seconds + s.pause for s in segments)
-
-
-def _tried_again(segments: Sequence[TranscribedSegment]) -> int:
-    return sum(segment.attempts > 1 for segment in segments)

@@ -7,10 +7,8 @@ in the wheels `distillmos` (arXiv 2502.05356), `speechmos` (DNSMOS, arXiv 2110.0
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import warnings
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +21,8 @@ from voxcpm_runtime.audio.reading import resample
 
 # Before swift_f0, which also imports ONNX Runtime: this disables its telemetry.
 from voxcpm_runtime.backends.portable import onnx_runtime
-
-Floats = npt.NDArray[np.float32]
+from voxcpm_runtime.backends.step_function import Floats
+from voxcpm_validation.listening.speaker_similarity import package_folder
 
 INSTALL = "pip install --no-deps distillmos==0.9.1 xls-r-sqa==0.1.0 speechmos==0.0.1.1 swift-f0==0.3.0"
 _RATE = 16000
@@ -81,7 +79,7 @@ class SoundJudge:
         options = onnx_runtime.ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._dnsmos = onnx_runtime.ort.InferenceSession(
-            str(_package("speechmos") / "dnsmos_models/sig_bak_ovr.onnx"),
+            str(package_folder("speechmos", "sound quality", INSTALL) / "dnsmos_models/sig_bak_ovr.onnx"),
             options,
             providers=["CPUExecutionProvider"],
         )
@@ -148,10 +146,7 @@ def envelope_error(original: Floats, copy: Floats, sample_rate: int) -> float:
     """
     size = round(0.02 * sample_rate)
     hz = np.fft.rfftfreq(size, 1 / sample_rate)
-    powers = [
-        np.square(np.abs(np.fft.rfft(frames[:: size // 4] * np.hanning(size))))
-        for frames in (np.lib.stride_tricks.sliding_window_view(x, size) for x in (original, copy))
-    ]
+    powers = [_power_spectra(audio, size) for audio in (original, copy)]
     level = powers[0].mean(1)
     heard = level > level.mean() * 10**-3.5
     differences = [
@@ -169,16 +164,14 @@ def comb_share(audio: Floats, sample_rate: int) -> float:
     By chance 0.24; about that in speech, more than a half in a copy without pitch. audio: (samples,).
     """
     size = round(_COMB_SECONDS * sample_rate)
-    frames = np.lib.stride_tricks.sliding_window_view(np.pad(audio, (0, max(0, size - len(audio)))), size)
-    power = np.square(np.abs(np.fft.rfft(frames[:: size // 4] * np.hanning(size)))).sum(0)
+    power = _power_spectra(np.pad(audio, (0, max(0, size - len(audio)))), size).sum(0)
     hz = np.fft.rfftfreq(size, 1 / sample_rate)
     band = (hz >= _COMB_BAND[0]) & (hz <= _COMB_BAND[1])
     near = np.abs(hz - np.round(hz / _COMB_HZ) * _COMB_HZ) <= _COMB_WIDTH
     return float(power[band & near].sum() / max(float(power[band].sum()), 1e-20))
 
 
-def _package(name: str) -> Path:
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        raise MissingExtraError(f"sound quality needs the trained network of {name}: {INSTALL}")
-    return Path(spec.origin).parent
+def _power_spectra(audio: Floats, size: int) -> npt.NDArray[np.float64]:
+    """Power (frames, size // 2 + 1) of frames that overlap by three quarters."""
+    frames = np.lib.stride_tricks.sliding_window_view(audio, size)[:: size // 4]
+    return np.square(np.abs(np.fft.rfft(frames * np.hanning(size))))

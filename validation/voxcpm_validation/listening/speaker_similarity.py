@@ -10,12 +10,13 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from voxcpm_constants.errors import MissingExtraError
 from voxcpm_runtime.audio.reading import resample
+from voxcpm_runtime.backends.step_function import Floats
 
+_INSTALL = "pip install --no-deps Resemblyzer==0.1.4"
 _RATE = 16000
 _WINDOW, _HOP, _MELS = 400, 160, 40
 _PARTIAL_FRAMES, _PARTIAL_STEP = 160, 77
@@ -30,12 +31,13 @@ class SpeakerEncoder(torch.nn.Module):
         super().__init__()
         self.lstm = torch.nn.LSTM(_MELS, _WIDTH, num_layers=3, batch_first=True)
         self.linear = torch.nn.Linear(_WIDTH, _WIDTH)
-        state = torch.load(_weights_path(), map_location="cpu", weights_only=True)["model_state"]
+        weights = package_folder("resemblyzer", "speaker similarity", _INSTALL) / "pretrained.pt"
+        state = torch.load(weights, map_location="cpu", weights_only=True)["model_state"]
         self.load_state_dict({k: v for k, v in state.items() if not k.startswith("similarity_")})
         self.eval()
 
     @torch.inference_mode()
-    def embed(self, audio: npt.NDArray[np.float32], sample_rate: int) -> npt.NDArray[np.float32]:
+    def embed(self, audio: Floats, sample_rate: int) -> Floats:
         """Unit-length speaker embedding (256,) of audio (samples,).
 
         The mean over windows of 1.6 s that overlap by half.
@@ -49,22 +51,21 @@ class SpeakerEncoder(torch.nn.Module):
         return torch.nn.functional.normalize(embeddings.mean(0), dim=0).numpy()
 
 
-def _weights_path() -> Path:
-    spec = importlib.util.find_spec("resemblyzer")
+def package_folder(name: str, purpose: str, install: str) -> Path:
+    """The folder of a package that has a trained network. Raises MissingExtraError if it is not installed."""
+    spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        raise MissingExtraError(
-            "speaker similarity needs the trained network of Resemblyzer: pip install --no-deps Resemblyzer==0.1.4"
-        )
-    return Path(spec.origin).with_name("pretrained.pt")
+        raise MissingExtraError(f"{purpose} needs the trained network of {name}: {install}")
+    return Path(spec.origin).parent
 
 
-def _normalize_level(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _normalize_level(audio: Floats) -> Floats:
     """Scale audio to the level that the network was trained with."""
     rms = float(np.sqrt(np.mean(audio**2))) or 1.0
     return audio * np.float32(10 ** (_LEVEL_DBFS / 20) / rms)
 
 
-def _mel_power(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _mel_power(audio: Floats) -> Floats:
     """Mel power spectrogram (frames, mels) of audio (samples,)."""
     from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 

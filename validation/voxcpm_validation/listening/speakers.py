@@ -11,7 +11,6 @@ import numpy as np
 import soundfile
 import torch
 
-from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_runtime.audio.reading import resample
@@ -30,7 +29,6 @@ from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening.hearing import Copier, Reading, ReadSegment, Speak
 from voxcpm_validation.listening.material import PromptVoice, prompt_clip
-from voxcpm_validation.listening.scores import NaturalSeconds
 from voxcpm_validation.upstream import build_prompt_cache, load_upstream, upstream_generate
 
 _PAUSE = GenerationOptions().paragraph_pause
@@ -142,9 +140,3 @@ def _spoken_words(planned: Plan, segment: PlannedSegment) -> str:
 def _as_prompt(planned: Plan, transcript: str) -> str:
     spelled_out = spelled_transcript(transcript, planned.bundle.tokenizer)
     return spelled_out if spelled_out[-1:].isspace() else f"{spelled_out} "
-
-
-def natural_seconds(bundle: str | Path) -> NaturalSeconds | None:
-    """The natural length of speech from the bundle's own profile; None if it has none."""
-    profile = Manifest.read(Path(bundle)).speech
-    return None if profile is None else profile.expected_seconds
