@@ -47,8 +47,6 @@ from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.voices.voice import Voice
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from voxcpm_runtime.speech.markup.parsing import Part
 
 
@@ -191,7 +189,7 @@ class Take:
         self._pool = ThreadPoolExecutor(1, "predict") if parallel else None
         self._predicted: Future[Patch | None] | None = None
 
-    def __iter__(self) -> Self:
+    def __iter__(self) -> Take:
         return self
 
     def __next__(self) -> tuple[Patch, Audio]:
@@ -205,7 +203,7 @@ class Take:
             audio = self._audio(patch)
         return patch, audio
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Take:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
