@@ -7,6 +7,7 @@ a truncated one gives the samples that it has, as in upstream's `librosa.load`.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,7 +28,7 @@ from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.audio.channels import Decoded, Downmix
 from voxcpm_runtime.audio.pcm import Audio, require_finite
-from voxcpm_runtime.audio.phone_formats import decode_with_av, decode_with_system, is_phone_format
+from voxcpm_runtime.audio.phone_formats import decode_with_system, is_phone_format, opened_with_av
 
 AudioSource = str | Path | bytes | bytearray | memoryview | BinaryIO | tuple[npt.NDArray[np.generic], int]
 """A path, a file's bytes, an open binary file, or (samples, sample rate in Hz).
@@ -96,16 +97,16 @@ def decode_audio(
         raise InputError(f"{name}: expected an audio file, but it is empty or already read to its end")
     if is_phone_format(content):
         if (wav := decode_with_system(content)) is None:
-            decoded = decode_with_av(content, name, max_seconds)
-            if min_rate <= (rate := decoded[1]) <= max_rate:
-                return decoded
+            with opened_with_av(content, name) as (rate, blocks):
+                if min_rate <= rate <= max_rate:
+                    return _decoded(blocks, rate, name, max_seconds)
             raise InputError(f"{name}: expected {min_rate} to {max_rate} Hz, got {rate} Hz")
         content = wav
     try:
         with _SequentialFile(_Content(content)) as file:
             rate, channels = file.samplerate, file.channels
             if min_rate <= rate <= max_rate and channels <= MAX_CHANNELS:
-                return _decoded(file, max_seconds, name)
+                return _decoded(file.each_block(), rate, name, max_seconds)
     except InputError:
         raise
     except (soundfile.LibsndfileError, ValueError, RuntimeError) as error:
@@ -133,14 +134,18 @@ class _SequentialFile(soundfile.SoundFile):
     def seekable(self) -> bool:
         return False
 
+    def each_block(self) -> Iterator[Audio]:
+        while len(block := self.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+            yield block
 
-def _decoded(file: soundfile.SoundFile, max_seconds: float, name: str) -> Decoded:
+
+def _decoded(blocks: Iterable[Audio], rate: int, name: str, max_seconds: float) -> Decoded:
     downmix, decoded = Downmix(), 0
-    while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+    for block in blocks:
         decoded += len(block)
-        _check_length(decoded, file.samplerate, name, max_seconds)
+        _check_length(decoded, rate, name, max_seconds)
         downmix.add(block)
-    return downmix.decoded(file.samplerate)
+    return downmix.decoded(rate)
 
 
 def _check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RECORDING_SECONDS) -> None:
