@@ -195,9 +195,8 @@ def spoken_files(
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
         if issubclass(category, UserWarning):
-            request = (
-                spoken.request if (spoken := SPEAKING.get(None)) else line.request
-            )  # that is being planned
+            speaking = SPEAKING.get(None)
+            request = speaking.request if speaking else line.request  # The line that is being planned
             warn(next(one.number for one in lines if one.request is request), str(message))
 
     with warnings.catch_warnings():
