@@ -67,8 +67,7 @@ def tokenised(plan: Plan, segment: Segment, anchored: str = "", continued: int =
     unknown = tokenizer.unknown_characters(transcript + target)
     if unknown and strict:
         raise InputError(f"this voice has no token for {listed(unknown)}; remove them", argument="text")
-    if foreign or unknown:
-        warn_of_replaced(foreign, unknown)
+    warn_of_replaced(foreign, unknown)
     # The prompt's transcript is used unchanged, with or without a trailing space.
     tokens = tokenizer(transcript + target)
     # The control is tokenised but not spoken.
