@@ -56,8 +56,9 @@ def whole_number(value: object, name: str, minimum: int, unit: str = "") -> int:
 
 
 def real_number(value: object) -> float:
-    """The value as a float; NaN, which fails any range check, if it is not a number."""
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    """The value if it is a number, otherwise NaN, which fails any range check."""
+    # Not `float(value)`: an int may be too large.
+    return value if isinstance(value, Real) and not isinstance(value, bool) else math.nan  # type: ignore[return-value]
 
 
 def path_argument(value: object, name: str) -> Path:

@@ -10,12 +10,12 @@ import difflib
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from voxcpm_constants.bounds import MAX_EULER_STEPS, MAX_SPEED, MIN_SPEED
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.argument_types import switch, wrong_type
+from voxcpm_runtime.argument_types import real_number, switch, wrong_type
 
 DEFAULT_MAX_LEN = 4096
 """Upstream's default, in patches; `retry_badcase_ratio_threshold` sets a lower limit except for very long texts."""
@@ -34,9 +34,7 @@ class Option:
     """The help text, range, unit and flags of one option."""
 
     help: str
-    bounds: tuple[float, float] | None = (
-        None  # Smallest and largest allowed number; None for a switch or choices
-    )
+    bounds: tuple[float, float] | None = None  # Smallest and largest number; None for a switch or choices
     unit: str = ""
     flags: tuple[str, ...] = ()  # Flags of the command line, if they differ from the field's name
     default: str = ""  # What None means, if it is the default
@@ -162,12 +160,9 @@ class GenerationOptions:
                 continue
             low, high = option.bounds
             whole = float not in (type_, *get_args(type_))
-            kind = Integral if whole else Real
-            if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:  # type: ignore[operator]
-                expected = (
-                    f"{'a whole number' if whole else 'a number'} from {low:g} to {high:g} {option.unit}"
-                )
-                raise wrong_type(value, name, expected.rstrip())
+            if not low <= real_number(value) <= high or (whole and not isinstance(value, Integral)):
+                kind = "a whole number" if whole else "a number"
+                raise wrong_type(value, name, f"{kind} from {low:g} to {high:g} {option.unit}".rstrip())
         steps = self.inference_timesteps
         if self.fast and steps not in (None, FAST_STEPS):
             raise InputError(

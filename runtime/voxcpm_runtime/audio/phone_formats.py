@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from voxcpm_constants.errors import InputError, install_command
-from voxcpm_runtime.audio.channels import Decoded, Downmix
+from voxcpm_runtime.audio.pcm import Audio
 
 _AFCONVERT = "/usr/bin/afconvert"
 _TIMEOUT_SECONDS = 120
@@ -40,10 +43,11 @@ def decode_with_system(content: bytes) -> bytes | None:
         return target.read_bytes() if done.returncode == 0 and target.exists() else None
 
 
-def decode_with_av(content: bytes, name: str, max_seconds: float) -> Decoded:
-    """The samples (samples,), channels averaged, and their rate in Hz, by PyAV.
+@contextlib.contextmanager
+def opened_with_av(content: bytes, name: str) -> Iterator[tuple[int, Iterator[Audio]]]:
+    """The sample rate of a file in Hz, and its blocks (frames, channels), by PyAV.
 
-    Raises InputError if PyAV is missing or cannot read the file, and for more than `max_seconds`.
+    Raises InputError if PyAV is missing or cannot read the file, also while its blocks are read.
     """
     try:
         import av
@@ -52,24 +56,14 @@ def decode_with_av(content: bytes, name: str, max_seconds: float) -> Decoded:
             f"{name}: this format needs PyAV; use WAV, FLAC, MP3, OGG or AIFF, or install it with: "
             f"{install_command('serve')}"
         ) from None
-    downmix = Downmix()
-    decoded = 0
     try:
         with av.open(io.BytesIO(content), "r") as file:
             if not file.streams.audio:
                 raise InputError(f"{name}: expected a recording, but the file has no sound")
             rate = int(file.streams.audio[0].rate)
             to_float = av.AudioResampler(format="fltp", rate=rate)
-            for frame in file.decode(audio=0):
-                for part in to_float.resample(frame):
-                    block = part.to_ndarray().T.astype(np.float32)
-                    decoded += len(block)
-                    if decoded > max_seconds * rate:
-                        raise InputError(
-                            f"{name}: longer than {max_seconds:g} s, the maximum for a recording; shorten it"
-                        )
-                    downmix.add(block)
+            parts = itertools.chain.from_iterable(map(to_float.resample, file.decode(audio=0)))
+            yield rate, (part.to_ndarray().T.astype(np.float32) for part in parts)
     except av.error.FFmpegError as error:
         reason = error.strerror or type(error).__name__
         raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
-    return downmix.decoded(rate)

@@ -49,7 +49,9 @@ class Stretching:
             parts.append(part.astype(np.float32))
             self._returned += hop
             self._continued = place + hop
-            self._forget(min(self._continued, round(self._returned * self._speed) - search))
+            unneeded = min(self._continued, round(self._returned * self._speed) - search) - self._start
+            dropped = min(max(0, unneeded), len(self._input))
+            self._input, self._start = self._input[dropped:], self._start + dropped
         if last and self._returned > total:
             parts[-1] = parts[-1][: total - self._returned]
         return np.concatenate(parts)
@@ -58,11 +60,6 @@ class Stretching:
         """Samples of the input from `at` on, zero-padded after its end."""
         found = self._input[at - self._start :][:count]
         return np.pad(found, (0, count - len(found)))
-
-    def _forget(self, before: int) -> None:
-        """Drop the input before that sample."""
-        dropped = min(max(0, before - self._start), len(self._input))
-        self._input, self._start = self._input[dropped:], self._start + dropped
 
 
 def _most_similar(audio: Audio, window: Audio) -> int:

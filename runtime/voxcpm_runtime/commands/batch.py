@@ -181,8 +181,7 @@ def _bundle_and_input(given: list[str], source: str | None) -> tuple[str | None,
 
 def _on_ray(address: str, name: str | None, bundle: Bundle, engine: Engine, together: int) -> Executor:
     for entry in entry_points(group=EXECUTOR_GROUP, name="ray"):
-        executor: Executor = entry.load()(address, name, bundle, engine, together)
-        return executor
+        return entry.load()(address, name, bundle, engine, together)
     raise MissingExtraError(f"batch --ray is not installed; install it with: {install_command('ray')}")
 
 

@@ -9,15 +9,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from voxcpm_constants.bounds import MAX_TEXT_BYTES
-from voxcpm_constants.errors import InputError, VoxCPMError, naming_errors, system_errors_as
-from voxcpm_constants.json_files import parsed_json, read_bounded
+from voxcpm_constants.errors import InputError, VoxCPMError, system_errors_as
+from voxcpm_constants.json_files import parsed_json
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text, shown
 from voxcpm_runtime.audio.files import FORMATS
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.commands.shared_arguments import STANDARD_INPUT, VoiceArguments, standard_input
+from voxcpm_runtime.commands.shared_arguments import STANDARD_INPUT, VoiceArguments, input_content
 from voxcpm_runtime.commands.status_line import speech_facts, speech_summary
 from voxcpm_runtime.options import GenerationOptions, option_table
 from voxcpm_runtime.speech.plan import SPEAKING, Plan
@@ -69,31 +68,22 @@ def read_lines(source: str, defaults: Request) -> list[BatchLine | Failure]:
     source: "-" is standard input, which is JSONL if its first line starts with a brace. defaults: for what a line does
     not set. Audio paths in a JSONL file are relative to its folder.
     """
-    # Split as bytes, because str.splitlines also splits at characters that JSON strings may contain.
-    content = _content(source).removeprefix(b"\xef\xbb\xbf").splitlines()
-    lines = [(number, line) for number, line in enumerate(content, start=1) if line.strip()]
-    if not lines:
-        name = "standard input" if source == STANDARD_INPUT else source
-        raise InputError(f"{name}: it is empty; expected one utterance per line")
-    if source == STANDARD_INPUT:
-        folder = Path() if lines[0][1].lstrip().startswith(b"{") else None
-    else:
-        path = user_path(source)
-        folder = path.parent if path.suffix.lower() == _JSONL else None
-    return [_line(number, line, folder, defaults) for number, line in lines]
-
-
-def _content(source: str) -> bytes:
-    if source == STANDARD_INPUT:
-        return standard_input()
-    path = user_path(source)
-    if path.suffix.lower() not in (_TEXT, _JSONL):
+    suffix = None if source == STANDARD_INPUT else user_path(source).suffix.lower()
+    if suffix not in (_TEXT, _JSONL, None):
         raise InputError(
             f"{source}: expected a name that ends in {_TEXT} (one text per line) or {_JSONL} "
             f"(one JSON object per line), or - for standard input"
         )
-    with naming_errors(f"{source}: cannot be read"):
-        return read_bounded(path, MAX_TEXT_BYTES)
+    # Split as bytes, because str.splitlines also splits at characters that JSON strings may contain.
+    content = input_content(source).removeprefix(b"\xef\xbb\xbf").splitlines()
+    lines = [(number, line) for number, line in enumerate(content, start=1) if line.strip()]
+    if not lines:
+        name = source if suffix else "standard input"
+        raise InputError(f"{name}: it is empty; expected one utterance per line")
+    is_jsonl = suffix == _JSONL if suffix else lines[0][1].lstrip().startswith(b"{")
+    # Of "-", the parent is the current folder.
+    folder = user_path(source).parent if is_jsonl else None
+    return [_line(number, line, folder, defaults) for number, line in lines]
 
 
 def _line(number: int, content: bytes, folder: Path | None, defaults: Request) -> BatchLine | Failure:
@@ -195,9 +185,8 @@ def spoken_files(
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
         if issubclass(category, UserWarning):
-            request = (
-                spoken.request if (spoken := SPEAKING.get(None)) else line.request
-            )  # that is being planned
+            speaking = SPEAKING.get(None)
+            request = speaking.request if speaking else line.request  # The line that is being planned
             warn(next(one.number for one in lines if one.request is request), str(message))
 
     with warnings.catch_warnings():

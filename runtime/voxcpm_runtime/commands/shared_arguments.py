@@ -236,18 +236,20 @@ def input_file(path: str | None) -> str | None:
     return "/dev/stdin" if path == STANDARD_INPUT else path
 
 
-def standard_input() -> bytes:
-    """All of standard input. Raises InputError if it is closed, OSError if it cannot be read or is too long."""
-    stream = getattr(sys.stdin, "buffer", None)
-    if stream is None or stream.closed:
-        raise InputError("-: standard input is closed; pipe text into the command, or name a file")
-    return read_at_most(stream, MAX_TEXT_BYTES)
+def input_content(path: str) -> bytes:
+    """The content of a text file, or of standard input for `-`. Raises InputError."""
+    with naming_errors(f"{path}: cannot be read"):
+        if path != STANDARD_INPUT:
+            return read_bounded(user_path(path), MAX_TEXT_BYTES)
+        stream = getattr(sys.stdin, "buffer", None)
+        if stream is None or stream.closed:
+            raise InputError("-: standard input is closed; pipe text into the command, or name a file")
+        return read_at_most(stream, MAX_TEXT_BYTES)
 
 
 def _utf8_file(path: str) -> str:
     with naming_errors(f"{path}: cannot be read"):
-        raw = standard_input() if path == STANDARD_INPUT else read_bounded(user_path(path), MAX_TEXT_BYTES)
-        return raw.decode("utf-8-sig").strip()
+        return input_content(path).decode("utf-8-sig").strip()
 
 
 def takes_groups(command: Callable[..., None], *, hidden: Collection[str] = ()) -> Callable[..., None]:

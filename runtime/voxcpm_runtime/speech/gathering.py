@@ -183,7 +183,4 @@ class SpeechBuilder:
         places = [place for _, place in bundle.tokenizer.placed(planned.said)]
         shifts = [head.shift / speed for head in bundle.manifest.sizes.alignment]
         patch = bundle.architecture.patch_seconds / speed
-        times: list[float] = letter_times(
-            planned.said, places, np.stack(rows), shifts, patch, audio, rate
-        ).tolist()
-        return times
+        return letter_times(planned.said, places, np.stack(rows), shifts, patch, audio, rate).tolist()

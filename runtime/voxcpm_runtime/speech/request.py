@@ -60,10 +60,7 @@ class CancelToken:
     @property
     def cancelled(self) -> bool:
         """Whether this token or one of its parents was cancelled."""
-        for parent in self._parents:
-            if parent.cancelled:
-                return True
-        return self._event.is_set()
+        return self._event.is_set() or any(parent.cancelled for parent in self._parents)
 
     def check(self) -> None:
         """Raises Cancelled after `cancel`. It precedes every call of a step model, so a subclass may wait here."""

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from voxcpm_constants.bounds import MAX_BUFFER_SECONDS, MAX_CHARACTERS, MAX_SENTENCE_CHARACTERS
 from voxcpm_constants.errors import InputError
@@ -25,9 +24,6 @@ from voxcpm_runtime.text.control import ControlledCutter, with_control
 from voxcpm_runtime.text.segments import Segment, has_words, one_segment, require_words
 from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
 from voxcpm_runtime.words.words import Word
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 BUFFER_SECONDS = 10.0
 FULL_BUFFER_SECONDS = 0.5
@@ -233,12 +229,10 @@ class Session:
         self.cancel()
         self._join(None)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _join(self, timeout: float | None) -> None:

@@ -47,8 +47,6 @@ from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.voices.voice import Voice
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from voxcpm_runtime.speech.markup.parsing import Part
 
 
@@ -69,8 +67,7 @@ def tokenised(plan: Plan, segment: Segment, anchored: str = "", continued: int =
     unknown = tokenizer.unknown_characters(transcript + target)
     if unknown and strict:
         raise InputError(f"this voice has no token for {listed(unknown)}; remove them", argument="text")
-    if foreign or unknown:
-        warn_of_replaced(foreign, unknown)
+    warn_of_replaced(foreign, unknown)
     # The prompt's transcript is used unchanged, with or without a trailing space.
     tokens = tokenizer(transcript + target)
     # The control is tokenised but not spoken.
@@ -191,7 +188,7 @@ class Take:
         self._pool = ThreadPoolExecutor(1, "predict") if parallel else None
         self._predicted: Future[Patch | None] | None = None
 
-    def __iter__(self) -> Self:
+    def __iter__(self) -> Take:
         return self
 
     def __next__(self) -> tuple[Patch, Audio]:
@@ -205,7 +202,7 @@ class Take:
             audio = self._audio(patch)
         return patch, audio
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Take:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

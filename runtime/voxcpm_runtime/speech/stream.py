@@ -74,7 +74,7 @@ def stream(
             if paused or segment.before is not None:
                 usual = plan.options.paragraph_pause / plan.options.speed
                 yield from builder.pause(index, segment, usual if segment.before is None else segment.before)
-            spoken = builder.saved(index, segment) if plan.request.saved_segments else None
+            spoken = builder.saved(index, segment)
             if spoken is None:
                 for piece in speaker.known.pop(index, None) or speaker.pieces(index, segment, held):
                     builder.add(piece)

@@ -106,17 +106,11 @@ class ControlledCutter:
         while self._start is not None and sentences:
             text = self._start + sentences[0].text
             opening = text.strip()
-            rest = without_control(opening)
-            if (
-                opening[:1] in tuple(_OPENING)
-                and rest in ("", opening)
-                and len(text) < MAX_SENTENCE_CHARACTERS
-            ):
-                self._start = text
-                sentences = sentences[1:]
+            is_control = opening[:1] in tuple(_OPENING) and without_control(opening) in ("", opening)
+            if is_control and len(text) < MAX_SENTENCE_CHARACTERS:
+                self._start, sentences = text, sentences[1:]
             else:
-                self._start = None
-                sentences = [sentences[0]._replace(text=text), *sentences[1:]]
+                self._start, sentences = None, [sentences[0]._replace(text=text), *sentences[1:]]
         return sentences
 
 

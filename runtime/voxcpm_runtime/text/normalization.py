@@ -212,8 +212,7 @@ def listed(characters: str) -> str:
 def warn_of_replaced(foreign: str, unknown: str) -> None:
     """Warn of letters that were transliterated, and of characters without a token."""
     if foreign:
-        message = f"this voice knows the letters a to z only: {listed(foreign)} transliterated or left out"
-        warn(message)
+        warn(f"this voice knows the letters a to z only: {listed(foreign)} transliterated or left out")
     if unknown:
         warn(f"this voice has no token for {listed(unknown)}: skipped")
 

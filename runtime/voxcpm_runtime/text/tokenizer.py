@@ -70,11 +70,8 @@ class TextTokenizer:
             # A prepended word start has the offsets of the first character.
             if token != self._unknown and (token != WORD_START or text[start:end].isspace()):
                 known.update(range(start, end))
-        lost: dict[str, None] = {}
-        for at, char in enumerate(text):
-            if at not in known and not char.isspace():
-                lost[char] = None
-        return "".join(lost)
+        lost = (char for at, char in enumerate(text) if at not in known and not char.isspace())
+        return "".join(dict.fromkeys(lost))
 
     def _encoding(self, text: str) -> Encoding:
         try:

@@ -169,15 +169,11 @@ class Recordings:
 
         Raises InputError for an audio file that cannot be read.
         """
-
-        def digest(source: AudioSource | None, what: str) -> str | None:
-            return None if source is None else hashlib.sha256(audio_content(source, what)).hexdigest()
-
-        parts = {
-            "prompt": digest(self.prompt, f"prompt audio {self.prompt!s}"),
-            "prompt_text": self.prompt_text,
-            "reference": digest(self.reference, f"reference audio {self.reference!s}"),
-        }
+        parts: dict[str, str | None] = {"prompt": None, "prompt_text": self.prompt_text, "reference": None}
+        for what, source in (("prompt", self.prompt), ("reference", self.reference)):
+            if source is not None:
+                content = audio_content(source, f"{what} audio {source!s}")
+                parts[what] = hashlib.sha256(content).hexdigest()
         return parts if self.voice is None else {**parts, "voice": self.voice.digest}
 
 

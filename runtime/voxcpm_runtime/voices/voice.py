@@ -189,8 +189,6 @@ class Voice:
             raise InputError(f"voice {path}: no such file")
         try:
             header, tensors = _read(path)
-        except InputError:
-            raise
         except (OSError, ValueError) as error:
             reason = os_reason(error) if isinstance(error, OSError) else first_line(error)
             raise InputError(

@@ -102,19 +102,16 @@ def spoken_parts(
     parser.forbid_dtd = True
     handler = _Handler(parser, paragraph_pause, find_voice, speed)
     parser.setContentHandler(handler)
-    problem, place = "", (1, 0)
     try:
         parser.feed(source.xml)
         parser.close()
     except SAXParseException as error:
         problem = f"{error.getMessage()}; XML needs each tag closed, and &lt; and &amp; for < and &"
-        place = error.getLineNumber() or 1, error.getColumnNumber() or 0
+        raise source.error(error.getLineNumber() or 1, error.getColumnNumber() or 0, problem) from None
     except DefusedXmlException:
-        problem = "expected no document type and no entities"
+        raise source.error(1, 0, "expected no document type and no entities") from None
     except _Wrong as error:
-        problem, place = str(error), handler.place
-    if problem:
-        raise source.error(*place, problem)
+        raise source.error(*handler.place, str(error)) from None
     return handler.parts()
 
 
@@ -143,7 +140,6 @@ class _Handler(ContentHandler):
         self.place = (1, 0)  # Line and column of the last tag
 
     def parts(self) -> tuple[Part, ...]:
-        """All parts."""
         if not self._parts:
             raise InputError("the markup contains no text; expected words to speak", argument="text")
         return (*self._parts[:-1], replace(self._parts[-1], after=self._pause))
