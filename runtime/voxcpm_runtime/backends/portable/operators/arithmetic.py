@@ -9,16 +9,7 @@ from onnx import helper
 from voxcpm_runtime.backends.portable.graph import Call, Operator
 from voxcpm_runtime.backends.portable.lowered import GRAPH_DTYPES
 
-_UNARY = {
-    "abs": "Abs",
-    "cos": "Cos",
-    "exp": "Exp",
-    "round": "Round",
-    "sigmoid": "Sigmoid",
-    "sin": "Sin",
-    "sqrt": "Sqrt",
-    "tanh": "Tanh",
-}
+_UNARY = ("Abs", "Cos", "Exp", "Round", "Sigmoid", "Sin", "Sqrt", "Tanh")  # In MIL in small letters
 _BINARY = {
     "add": "Add",
     "equal": "Equal",
@@ -30,6 +21,7 @@ _BINARY = {
     "maximum": "Max",
     "minimum": "Min",
     "mul": "Mul",
+    "pow": "Pow",
     "real_div": "Div",
     "sub": "Sub",
 }
@@ -39,12 +31,9 @@ _REDUCTIONS = {"reduce_max": "ReduceMax", "reduce_mean": "ReduceMean", "reduce_s
 _CAST_TARGETS = {"fp16": "FLOAT16", "fp32": "FLOAT32", "bool": "BOOL"}
 
 
-def _unary(kind: str) -> Operator:
-    return lambda call: call.emit(kind, call.tensor("x"))
-
-
-def _binary(kind: str) -> Operator:
-    return lambda call: call.emit(kind, call.tensor("x"), call.tensor("y"))
+def _elementwise(kind: str, *inputs: str) -> Operator:
+    """One node of these inputs."""
+    return lambda call: call.emit(kind, *map(call.tensor, inputs))
 
 
 def _reduction(kind: str) -> Operator:
@@ -77,16 +66,15 @@ def _silu(call: Call) -> str:
 
 
 OPERATORS: dict[str, Operator] = {
-    **{mil: _unary(kind) for mil, kind in _UNARY.items()},
-    **{mil: _binary(kind) for mil, kind in _BINARY.items()},
+    **{kind.lower(): _elementwise(kind, "x") for kind in _UNARY},
+    **{mil: _elementwise(kind, "x", "y") for mil, kind in _BINARY.items()},
     **{mil: _reduction(kind) for mil, kind in _REDUCTIONS.items()},
     "cast": _cast,
     "cumsum": _cumsum,
     "identity": lambda call: call.tensor("x"),
-    "pow": _binary("Pow"),
     "rsqrt": _rsqrt,
-    "select": lambda call: call.emit("Where", call.tensor("cond"), call.tensor("a"), call.tensor("b")),
+    "select": _elementwise("Where", "cond", "a", "b"),
     "silu": _silu,
     "softmax": lambda call: call.emit("Softmax", call.tensor("x"), axis=call.static("axis", -1)),
-    "square": lambda call: call.emit("Mul", call.tensor("x"), call.tensor("x")),
+    "square": _elementwise("Mul", "x", "x"),
 }
