@@ -55,15 +55,15 @@ def load_lowered(
     """
     content = cache_key or record_folder(package)
     signed = mode == "plain" and has_exact_signed_products()
-    weights = map_weights(package)
+    weights_size = map_weights(package).size
     # Small models are fast enough, and open without waiting for a compiler.
-    large = mode == "plain" and not probe and weights is not None and weights.size >= _MIN_KERNEL_BYTES
+    large = mode == "plain" and not probe and weights_size >= _MIN_KERNEL_BYTES
     kernels = available_operators() if large else frozenset()
     arithmetic = "-".join([mode, *(["signed"] if signed else []), *sorted(kernels)])
     key = f"{LOWERING_VERSION}|{function}|{arithmetic}|{probe}|{content}"
     entry = cache_folder("lowered") / f"{hashlib.sha256(key.encode()).hexdigest()}.lowered"
     lowered = read_entry(entry)
-    if lowered is not None and lowered.weight_file_size == (0 if weights is None else weights.size):
+    if lowered is not None and lowered.weight_file_size == weights_size:
         return lowered
     with _LOWER_LOCK:
         from voxcpm_runtime.backends.portable.lowering import lower  # imports onnx; only on a cache miss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,7 +92,7 @@ class Graph:
         dtype = np.dtype(ref.dtype)
         tensor = TensorProto(name=ref.name, data_type=helper.np_dtype_to_tensor_dtype(dtype), dims=ref.shape)
         tensor.data_location = TensorProto.EXTERNAL
-        length = int(np.prod(ref.shape, dtype=np.int64)) * dtype.itemsize
+        length = math.prod(ref.shape) * dtype.itemsize
         for key, value in (("location", "weight.bin"), ("offset", ref.offset), ("length", length)):
             tensor.external_data.add(key=key, value=str(value))
         return tensor
