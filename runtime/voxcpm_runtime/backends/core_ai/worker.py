@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
 import subprocess
 import sys
 import warnings
@@ -18,6 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import count
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 from voxcpm_constants.errors import BundleError, VoxCPMError, warn
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.backends.compilation import how_it_ended, python_child
 from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
@@ -157,21 +157,18 @@ class _Child:
     """A child process with the step models loaded. Raises BundleError for a program that cannot be loaded."""
 
     def __init__(self, folder: Path, precision: Precision, names: Sequence[str]) -> None:
-        ours, theirs = socket.socketpair()
+        self._connection, theirs = Pipe()
         with theirs:
             given = [str(theirs.fileno()), str(folder.absolute()), precision, *names]
-            self._process = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-m", __name__, *given],
+            self._process = python_child(
+                ["-m", __name__, *given],
                 stdin=subprocess.DEVNULL,
                 # Core AI writes a line per function.
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 # Ctrl-C would reach every process of the terminal; the parent handles it.
                 start_new_session=True,
-                # Do not import files from the working directory (Python 3.11).
-                env={**os.environ, "PYTHONSAFEPATH": "1"},
             )
-        self._connection = Connection(ours.detach())
         weakref.finalize(self, _terminate, self._connection, self._process)
         for message in self._answer():
             warn(message)
@@ -189,8 +186,7 @@ class _Child:
         try:
             answer = self._connection.recv()
         except (EOFError, OSError):
-            code = self._process.wait()
-            ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            ended = how_it_ended(self._process.wait())
             raise BundleError(
                 f"the Core AI process died ({ended}); open the bundle again, or use one for macos14"
             ) from None
