@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.errors import BundleError, VoxCPMError, warn
+from voxcpm_constants.errors import BundleError, VoxCPMWarning, warn
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.compilation import how_it_ended, python_child
@@ -170,9 +170,8 @@ class _Child:
                 start_new_session=True,
             )
         weakref.finalize(self, _terminate, self._connection, self._process)
-        for message in self._answer():
+        for message in self.request("load"):
             warn(message)
-        self._answer()
 
     def request(self, *request: Any) -> Any:
         with contextlib.suppress(BrokenPipeError):
@@ -207,22 +206,20 @@ def _main(descriptor: str, folder: str, precision: Precision, *names: str) -> No
     connection = Connection(int(descriptor))
     states: dict[int, Any] = {}
     models: dict[str, Any] = {}
-    failed: VoxCPMError | None = None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
+
+    def load() -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             manifest = Manifest.read(Path(folder))
             for name in names:
                 models[name] = load_core_ai_step_model(Path(folder), manifest, precision, name)
-        except VoxCPMError as error:
-            failed = error
-    connection.send([str(warning.message) for warning in caught if warning.category is UserWarning])
-    connection.send(failed)
+        return [str(warning.message) for warning in caught if issubclass(warning.category, VoxCPMWarning)]
 
     def new_state(name: str, number: int) -> None:
         states[number] = models[name].new_state()
 
     answers: dict[str, Callable[..., Any]] = {
+        "load": load,
         "new_state": new_state,
         "call": lambda name, inputs, number: models[name](inputs, None if number is None else states[number]),
         "rows": lambda number, start, stop: states[number].rows(start, stop),
