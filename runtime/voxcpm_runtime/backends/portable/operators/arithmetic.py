@@ -38,7 +38,7 @@ def _elementwise(kind: str, *inputs: str) -> Operator:
 
 def _reduction(kind: str) -> Operator:
     def reduce(call: Call) -> str:
-        axes = call.graph.integers(call.static("axes", list(range(call.rank("x")))))
+        axes = call.integers(call.static("axes", list(range(call.rank("x")))))
         return call.emit(kind, call.tensor("x"), axes, keepdims=int(call.static("keep_dims", False)))
 
     return reduce
@@ -51,12 +51,12 @@ def _cast(call: Call) -> str:
 
 def _cumsum(call: Call) -> str:
     flags: dict[str, Any] = {name: int(call.static(name, False)) for name in ("exclusive", "reverse")}
-    return call.emit("CumSum", call.tensor("x"), call.graph.integers(call.static("axis", 0)), **flags)
+    return call.emit("CumSum", call.tensor("x"), call.integers(call.static("axis", 0)), **flags)
 
 
 def _rsqrt(call: Call) -> str:
     """1 / sqrt(x + epsilon)."""
-    epsilon = call.scalar(call.static("epsilon", 1e-12), call.dtype("x"))
+    epsilon = call.constant(call.static("epsilon", 1e-12), call.dtype("x"))
     return call.emit("Reciprocal", call.emit("Sqrt", call.emit("Add", call.tensor("x"), epsilon)))
 
 
