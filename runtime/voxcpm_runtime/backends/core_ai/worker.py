@@ -169,7 +169,7 @@ class _Child:
                 # Ctrl-C would reach every process of the terminal; the parent handles it.
                 start_new_session=True,
             )
-        weakref.finalize(self, _terminate, self._connection, self._process)
+        self.close = weakref.finalize(self, _terminate, self._connection, self._process)
         for message in self.request("load"):
             warn(message)
 
@@ -177,9 +177,6 @@ class _Child:
         with contextlib.suppress(BrokenPipeError):
             self._connection.send(request)
         return self._answer()
-
-    def close(self) -> None:
-        _terminate(self._connection, self._process)
 
     def _answer(self) -> Any:
         try:
