@@ -15,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from voxcpm_constants.core_ml_errors import core_ml_reason
 from voxcpm_constants.errors import os_reason, warn
@@ -123,15 +123,10 @@ def run_child(module: str, *arguments: str) -> tuple[int, str]:
     After LOCK_SECONDS the child is killed, which counts as exit code 1.
     """
     with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            # Do not import files from the working directory (Python 3.11).
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        started = python_child(
+            ["-m", module, *arguments], stdin=subprocess.PIPE, stdout=output, stderr=output
         )
-        with child:
+        with started as child:
             try:
                 code = child.wait(LOCK_SECONDS)
             except subprocess.TimeoutExpired:
@@ -139,10 +134,26 @@ def run_child(module: str, *arguments: str) -> tuple[int, str]:
             finally:
                 child.kill()  # if it still runs
         output.seek(0)
-        lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]
-    errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
-    ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return code, next(iter(errors), ": ".join((ended, *filter(None, lines[-1:]))))
+        said = output.read()
+    errors = [line.partition("error: ")[2] for line in _lines(said) if "error: " in line]
+    return code, next(iter(errors), how_it_ended(code, said))
+
+
+def python_child(arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start Python as a child process, without modules of the working directory (from Python 3.11 on)."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    return subprocess.Popen([sys.executable, *arguments], env=environment, **options)  # noqa: S603 - our own programs
+
+
+def how_it_ended(code: int, output: bytes = b"") -> str:
+    """The signal or exit code of a child process, and the last line of its output."""
+    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return ": ".join((name, *_lines(output)[-1:]))
+
+
+def _lines(output: bytes) -> list[str]:
+    """The lines of a process's output that are not blank."""
+    return [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
 
 
 def run_in_child(task: Callable[[], object]) -> NoReturn:

@@ -126,7 +126,7 @@ def place_step_models(
     has_fallback = chosen == "coreml" and backend == "auto" and PORTABLE in backends()
     if chosen == "coreml":
         try:
-            check_system(bundle.folder, bundle.manifest.target, macos())
+            check_system(bundle)
         except BundleError as error:
             if not has_fallback or not all(is_auto(compute_units, name) for name in selected):
                 raise
@@ -134,11 +134,10 @@ def place_step_models(
             chosen = "portable"
     if chosen == "portable":
         return _load_in_parallel(selected, portable)
-    if has_fallback:
-        return place_on_core_ml(bundle, selected, compute_units, first_use, portable, "")
     install = f"install the portable backend: {INSTALL_PORTABLE}"
-    advice = install if backend == "auto" else "try --backend portable"
-    return place_on_core_ml(bundle, selected, compute_units, first_use, None, advice)
+    advice = "" if has_fallback else install if backend == "auto" else "try --backend portable"
+    fallback = portable if has_fallback else None
+    return place_on_core_ml(bundle, selected, compute_units, first_use, fallback, advice)
 
 
 def load_portable_step_model(

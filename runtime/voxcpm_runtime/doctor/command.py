@@ -9,7 +9,6 @@ import typer
 
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.json_files import printed_json
-from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import check_files
 from voxcpm_constants.progress_lines import status_line
 from voxcpm_constants.targets import CORE_AI
@@ -94,7 +93,7 @@ def _units(bundle: Bundle, backend: str) -> tuple[tuple[str, ...], str]:
     refusal = ""
     if "coreml" in names:
         try:
-            check_system(bundle.folder, bundle.manifest.target, macos())
+            check_system(bundle)
         except BundleError as error:
             names.remove("coreml")
             if not names:

@@ -10,14 +10,14 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 
 from voxcpm_constants.json_files import parsed_json
+from voxcpm_runtime.backends.compilation import how_it_ended, python_child
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, PORTABLE
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.worker import FLOORS, Event, VectorAgreement
@@ -148,16 +148,14 @@ def _run_child(
     timing = (str(math.ceil(limit)), str(seconds))
     receiving, sending = os.pipe()
     with os.fdopen(receiving, "rb") as reported, tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-c", _PROGRAM, json.dumps(request), str(sending), *timing],
+        child = python_child(
+            ["-c", _PROGRAM, json.dumps(request), str(sending), *timing],
             pass_fds=(sending,),
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
             # A new session, so that its children are killed with it.
             start_new_session=True,
-            # Do not import files from the working directory (Python 3.11).
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
         os.close(sending)
         offset = None
@@ -174,13 +172,7 @@ def _run_child(
             child.wait()
         if code == -signal.SIGALRM:
             return "hung", "did not start in time" if offset is None else f"no answer within {limit:g} s"
-        return ("done", "") if code == 0 else ("crashed", _crash_reason(code, errors, offset or 0))
-
-
-def _crash_reason(code: int, errors: IO[bytes], offset: int) -> str:
-    """How the child ended, and the last line of its output after the first `offset` bytes."""
-    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    errors.seek(max(offset, errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
-    lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
-    last = next((line for line in reversed(lines) if line), "")
-    return f"{name}: {last}" if last else name
+        if code == 0:
+            return "done", ""
+        errors.seek(max(offset or 0, errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        return "crashed", how_it_ended(code, errors.read())

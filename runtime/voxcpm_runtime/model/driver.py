@@ -17,22 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import EMBED_TOKENS
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.manifest import CONSTANTS_FOLDER
-from voxcpm_constants.step_models import (
-    ATTENTION,
-    AUDIO_VAE_DECODER,
-    AUDIO_VAE_ENCODER,
-    BASE_LM_STEP,
-    FEAT_ENCODER,
-    LOCDIT_SOLVE,
-    LOCDIT_STEP,
-    RESIDUAL_LM_STEP,
-    StepSizes,
-    encoder_patches,
-)
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import Array, Floats, StepFunction, StepState
 from voxcpm_runtime.model.audio_vae import encode_audio, patch_decoder
@@ -92,7 +81,7 @@ class Driver:
     def __init__(
         self,
         architecture: Architecture,
-        sizes: StepSizes,
+        sizes: names.StepSizes,
         constants: Mapping[str, npt.NDArray[np.floating]],
         models: Mapping[str, StepFunction],
         together: Callable[[], Mapping[str, StepFunction]] = dict,
@@ -177,7 +166,7 @@ class Driver:
     def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
         """A function that decodes generated patches, in order, to audio (samples,); the prompt's end is its context."""
         context = sequence.decoder_context(self.architecture.traits.decoder_context_patches)
-        return patch_decoder(self.models[AUDIO_VAE_DECODER], context)
+        return patch_decoder(self.models[names.AUDIO_VAE_DECODER], context)
 
     def embed_tokens(self, tokens: npt.NDArray[np.int32]) -> Floats:
         """Text embeddings (tokens, hidden).
@@ -201,15 +190,13 @@ class Driver:
         """Audio embeddings (patches, hidden) of latent patches (patches, frames, latent_dim), which may be empty."""
         embeddings = np.zeros((len(patches), self.architecture.lm_config.hidden_size), np.float32)
         for start, length, size in plan_chunks(len(patches), self.sizes.encode_patches):
-            chunk = _pad(patches[start : start + length], size)
-            embeddings[start : start + length] = self._call(FEAT_ENCODER, {"patches": chunk})["embeddings"][
-                0, :length
-            ]
+            outputs = self._call(names.FEAT_ENCODER, {"patches": _pad(patches[start : start + length], size)})
+            embeddings[start : start + length] = outputs["embeddings"][0, :length]
         return embeddings
 
     def _new_states(self) -> tuple[StepState, StepState]:
         """The states of the base and the residual language model at the start of a stream."""
-        return self.models[BASE_LM_STEP].new_state(), self.models[RESIDUAL_LM_STEP].new_state()
+        return self.models[names.BASE_LM_STEP].new_state(), self.models[names.RESIDUAL_LM_STEP].new_state()
 
     def _run_language_models(
         self, sequence: Sequence, patch_embeddings: Floats, states: tuple[StepState, StepState], position: int
@@ -227,11 +214,11 @@ class Driver:
         position: int, last_patch: Latents,
     ) -> Prefilled:  # fmt: skip
         """Run both language models on embeddings (n, hidden), which are those of `audio` where is_audio (n, 1)."""
-        outputs = self.lm_step(BASE_LM_STEP, states[0], embeddings, position)
+        outputs = self.lm_step(names.BASE_LM_STEP, states[0], embeddings, position)
         hidden = np.where(is_audio, outputs["fsq_hidden"], outputs["hidden"])
         residual_input = self._projections.residual_input(hidden, audio)
-        residual = self.lm_step(RESIDUAL_LM_STEP, states[1], residual_input, position)
-        rows = outputs.get(ATTENTION)
+        residual = self.lm_step(names.RESIDUAL_LM_STEP, states[1], residual_input, position)
+        rows = outputs.get(names.ATTENTION)
         return Prefilled(
             *states, position + len(embeddings), hidden=hidden[-1], residual_hidden=residual["hidden"][-1],
             stop_logits=outputs["stop_logits"][-1], last_patch=last_patch,
@@ -240,9 +227,8 @@ class Driver:
 
     def _encode(self, audio: Audio) -> Latents:
         samples = self.architecture.patch_input_samples
-        return encode_audio(
-            self.models[AUDIO_VAE_ENCODER], audio, samples, encoder_patches(self.architecture)
-        )
+        encoder, chunks = self.models[names.AUDIO_VAE_ENCODER], names.encoder_patches(self.architecture)
+        return encode_audio(encoder, audio, samples, chunks)
 
     def _predict(self, prefilled: Prefilled, options: GenerationOptions, rng: NoiseSource) -> Latents:
         shape = (1, self.architecture.feat_dim, self.architecture.patch_size)
@@ -256,10 +242,10 @@ class Driver:
             "sway_sampling_coef": options.sway_sampling_coef,
         }
         if options.use_cfg_zero_star and options.inference_timesteps == self.sizes.solver_steps:
-            patch = solve_at_once(partial(self._call, LOCDIT_SOLVE), *given, **solver)
+            patch = solve_at_once(partial(self._call, names.LOCDIT_SOLVE), *given, **solver)
         else:
             patch = solve(
-                partial(self._call, LOCDIT_STEP), *given, **solver,
+                partial(self._call, names.LOCDIT_STEP), *given, **solver,
                 use_cfg_zero_star=options.use_cfg_zero_star, mean_mode=self.architecture.mean_mode,
             )  # fmt: skip
         return np.ascontiguousarray(patch.T)

@@ -51,10 +51,6 @@ def _runtime() -> Any:
         raise InputError(_INSTALL_MESSAGE) from None
 
 
-def _is_system_runtime() -> bool:
-    return bool(_runtime().SpecializationOptions.is_supported())
-
-
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
@@ -183,7 +179,7 @@ def _load_program(functions: Sequence[PackageFunction], digest: str) -> Any:
     NOTES 20).
     """
     program, runtime = functions[0].package, _runtime()
-    if _is_system_runtime():
+    if runtime.SpecializationOptions.is_supported():
         path, compiled = program, None
         options = runtime.SpecializationOptions.from_preferred_compute_unit_kind(
             runtime.ComputeUnitKind.gpu()

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
 import subprocess
 import sys
 import warnings
@@ -18,13 +16,15 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import count
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.errors import BundleError, VoxCPMError, warn
+from voxcpm_constants.errors import BundleError, VoxCPMWarning, warn
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.backends.compilation import how_it_ended, python_child
 from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
@@ -157,40 +157,32 @@ class _Child:
     """A child process with the step models loaded. Raises BundleError for a program that cannot be loaded."""
 
     def __init__(self, folder: Path, precision: Precision, names: Sequence[str]) -> None:
-        ours, theirs = socket.socketpair()
+        self._connection, theirs = Pipe()
         with theirs:
             given = [str(theirs.fileno()), str(folder.absolute()), precision, *names]
-            self._process = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-m", __name__, *given],
+            self._process = python_child(
+                ["-m", __name__, *given],
                 stdin=subprocess.DEVNULL,
                 # Core AI writes a line per function.
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 # Ctrl-C would reach every process of the terminal; the parent handles it.
                 start_new_session=True,
-                # Do not import files from the working directory (Python 3.11).
-                env={**os.environ, "PYTHONSAFEPATH": "1"},
             )
-        self._connection = Connection(ours.detach())
-        weakref.finalize(self, _terminate, self._connection, self._process)
-        for message in self._answer():
+        self.close = weakref.finalize(self, _terminate, self._connection, self._process)
+        for message in self.request("load"):
             warn(message)
-        self._answer()
 
     def request(self, *request: Any) -> Any:
         with contextlib.suppress(BrokenPipeError):
             self._connection.send(request)
         return self._answer()
 
-    def close(self) -> None:
-        _terminate(self._connection, self._process)
-
     def _answer(self) -> Any:
         try:
             answer = self._connection.recv()
         except (EOFError, OSError):
-            code = self._process.wait()
-            ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            ended = how_it_ended(self._process.wait())
             raise BundleError(
                 f"the Core AI process died ({ended}); open the bundle again, or use one for macos14"
             ) from None
@@ -211,22 +203,20 @@ def _main(descriptor: str, folder: str, precision: Precision, *names: str) -> No
     connection = Connection(int(descriptor))
     states: dict[int, Any] = {}
     models: dict[str, Any] = {}
-    failed: VoxCPMError | None = None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
+
+    def load() -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             manifest = Manifest.read(Path(folder))
             for name in names:
                 models[name] = load_core_ai_step_model(Path(folder), manifest, precision, name)
-        except VoxCPMError as error:
-            failed = error
-    connection.send([str(warning.message) for warning in caught if warning.category is UserWarning])
-    connection.send(failed)
+        return [str(warning.message) for warning in caught if issubclass(warning.category, VoxCPMWarning)]
 
     def new_state(name: str, number: int) -> None:
         states[number] = models[name].new_state()
 
     answers: dict[str, Callable[..., Any]] = {
+        "load": load,
         "new_state": new_state,
         "call": lambda name, inputs, number: models[name](inputs, None if number is None else states[number]),
         "rows": lambda number, start, stop: states[number].rows(start, stop),

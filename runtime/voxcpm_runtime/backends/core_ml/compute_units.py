@@ -95,12 +95,10 @@ def read_compute_units(given: Iterable[str]) -> ComputeUnits:
 def measured_units(bundle_digest: str) -> dict[str, str]:
     """The fastest correct unit, or PORTABLE, by step model, as saved by `doctor`; empty if missing or damaged."""
     try:
-        document = read_json(_measured_file(bundle_digest))
-    except (OSError, ValueError):
+        units = read_json(_measured_file(bundle_digest))["units"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    units = document.get("units") if isinstance(document, dict) else None
-    known = (*COMPUTE_UNITS, PORTABLE)
-    return {name: unit for name, unit in units.items() if unit in known} if isinstance(units, dict) else {}
+    return {name: unit for name, unit in units if unit in (*COMPUTE_UNITS, PORTABLE)}
 
 
 def save_measured_units(bundle_digest: str, units: Mapping[str, str]) -> Path:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from voxcpm_constants.core_ml_errors import core_ml_reason
 from voxcpm_constants.errors import BundleError, warn
-from voxcpm_constants.macos import MacOS, macos
+from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import StepModel
-from voxcpm_constants.targets import MAIN, MIN_MACOS, Target
+from voxcpm_constants.targets import MAIN, MIN_MACOS
 from voxcpm_runtime.backends.compilation import CompiledPackage, mark
 from voxcpm_runtime.backends.core_ml import child
 from voxcpm_runtime.backends.core_ml.compute_units import (
@@ -49,12 +49,12 @@ class RejectedError(BundleError):
     """A package that Core ML rejects on a compute unit, with its reason; another unit may accept it."""
 
 
-def check_system(folder: Path, target: Target, system: MacOS | None) -> None:
+def check_system(bundle: Bundle) -> None:
     """Raises BundleError for a bundle whose target is newer than this system."""
-    min_macos = MIN_MACOS[target]
+    min_macos, system = MIN_MACOS[bundle.manifest.target], macos()
     if system is not None and system.version[0] < min_macos:
         raise BundleError(
-            f"{folder}: this bundle needs macOS {min_macos} or newer, but this is {system}; "
+            f"{bundle.folder}: this bundle needs macOS {min_macos} or newer, but this is {system}; "
             "convert it with --target macos14, or update macOS"
         )
 
@@ -119,9 +119,7 @@ def _open_package(
     form = CompiledPackage(package, digest, partial(_compile, functions, first_use), f"{build()}{_COMPILED}")
 
     def predictors(compiled: Path, unit: str) -> list[Any]:
-        # The default function is loaded without its name, which is not supported before macOS 15.
-        names = ["" if function.name == MAIN else function.name for function in functions]
-        return [_load(form, compiled, f, unit, n, first_use) for f, n in zip(functions, names, strict=True)]
+        return [_load(form, compiled, function, unit, first_use) for function in functions]
 
     def is_intact(compiled: Path) -> bool:
         """Whether the CPU loads the compiled form, so that it is the compute unit that rejects it."""
@@ -159,14 +157,11 @@ def _forms(package: Path, form: CompiledPackage) -> Iterator[tuple[Path, bool]]:
 
 
 def _load(
-    form: CompiledPackage,
-    compiled: Path,
-    function: PackageFunction,
-    unit: str,
-    name: str,
-    first_use: Note | None,
+    form: CompiledPackage, compiled: Path, function: PackageFunction, unit: str, first_use: Note | None
 ) -> Any:
     """coremltools' model of a function; on first use a child process loads it first (minutes)."""
+    # The default function is loaded without its name, which is not supported before macOS 15.
+    name = "" if function.name == MAIN else function.name
     # Speech uses only the shortest length after the prefill. coremltools rejects the hint before macOS 15.
     system = macos()
     enumerated = function.declared.chunk_count > 1 and system is not None and system.version >= (15,)

@@ -1,10 +1,7 @@
 """A cache of lowered graphs, so that later starts need neither onnx nor the lowering.
 
-An entry is a file of a few hundred kilobytes, without the large weights
-
-    sha256 of the rest (32 bytes) │ header (one line of JSON) │ ONNX graph
-
-in the user's cache folder (`voxcpm_constants.user_folders`). A damaged entry is rebuilt.
+An entry is a tensor file (`voxcpm_constants.tensor_files`) of a few hundred kilobytes, without the large weights, in
+the user's cache folder. A damaged entry is rebuilt.
 """
 
 from __future__ import annotations
@@ -17,11 +14,13 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from voxcpm_constants.json_files import parsed_json
 from voxcpm_constants.manifest import record_folder
 from voxcpm_constants.targets import MAIN
+from voxcpm_constants.tensor_files import dump_tensors, load_tensors
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.backends.portable.kernels import available_operators
 from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
@@ -35,7 +34,7 @@ LOWERING_VERSION = 14
 # Minimum bytes of weights for custom operators.
 _MIN_KERNEL_BYTES = 32 << 20
 
-_DIGEST_BYTES = 32
+_GRAPH, _FIELDS = "graph", "fields"  # The ONNX graph as a tensor of bytes, and the rest as JSON
 # Step models are loaded on several threads. Lowering holds the GIL, so two at a time would only take more memory.
 _LOWER_LOCK = threading.Lock()
 
@@ -55,15 +54,15 @@ def load_lowered(
     """
     content = cache_key or record_folder(package)
     signed = mode == "plain" and has_exact_signed_products()
-    weights = map_weights(package)
+    weights_size = map_weights(package).size
     # Small models are fast enough, and open without waiting for a compiler.
-    large = mode == "plain" and not probe and weights is not None and weights.size >= _MIN_KERNEL_BYTES
+    large = mode == "plain" and not probe and weights_size >= _MIN_KERNEL_BYTES
     kernels = available_operators() if large else frozenset()
     arithmetic = "-".join([mode, *(["signed"] if signed else []), *sorted(kernels)])
     key = f"{LOWERING_VERSION}|{function}|{arithmetic}|{probe}|{content}"
     entry = cache_folder("lowered") / f"{hashlib.sha256(key.encode()).hexdigest()}.lowered"
     lowered = read_entry(entry)
-    if lowered is not None and lowered.weight_file_size == (0 if weights is None else weights.size):
+    if lowered is not None and lowered.weight_file_size == weights_size:
         return lowered
     with _LOWER_LOCK:
         from voxcpm_runtime.backends.portable.lowering import lower  # imports onnx; only on a cache miss
@@ -77,13 +76,9 @@ def load_lowered(
 def read_entry(path: Path) -> Lowered | None:
     """The entry in a file; None if it is missing, damaged or of another format."""
     try:
-        content = path.read_bytes()
-        digest, rest = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-        if digest != hashlib.sha256(rest).digest():
-            return None
-        header, _, model = rest.partition(b"\n")
-        return _form().validate_python({**parsed_json(header), "model": model})
-    except (OSError, ValueError):
+        tensors, metadata = load_tensors(path.read_bytes())
+        return _form().validate_python({**parsed_json(metadata[_FIELDS]), "model": tensors[_GRAPH].tobytes()})
+    except (OSError, ValueError, KeyError):
         return None
 
 
@@ -95,7 +90,7 @@ def _form() -> TypeAdapter[Lowered]:
 def write_entry(path: Path, lowered: Lowered) -> None:
     """Write an entry atomically. Raises OSError."""
     fields = {name: value for name, value in vars(lowered).items() if name != "model"}
-    rest = json.dumps(fields, default=asdict).encode() + b"\n" + lowered.model
+    graph = np.frombuffer(lowered.model, np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
-        file.write(hashlib.sha256(rest).digest() + rest)
+        file.write(dump_tensors({_GRAPH: graph}, {_FIELDS: json.dumps(fields, default=asdict)}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ class Graph:
         self.nodes.append(helper.make_node(kind, inputs, names, name=names[0], domain=domain, **attributes))
         return names
 
-    def constant(self, value: Any, dtype: Any) -> str:
+    def constant(self, value: Any, dtype: Any = np.float32) -> str:
         """Name of a constant stored in the graph; equal constants share one."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
@@ -91,7 +92,7 @@ class Graph:
         dtype = np.dtype(ref.dtype)
         tensor = TensorProto(name=ref.name, data_type=helper.np_dtype_to_tensor_dtype(dtype), dims=ref.shape)
         tensor.data_location = TensorProto.EXTERNAL
-        length = int(np.prod(ref.shape, dtype=np.int64)) * dtype.itemsize
+        length = math.prod(ref.shape) * dtype.itemsize
         for key, value in (("location", "weight.bin"), ("offset", ref.offset), ("length", length)):
             tensor.external_data.add(key=key, value=str(value))
         return tensor
@@ -107,7 +108,7 @@ class Call:
         self.operation, self.program, self.graph, self.mode = operation, program, graph, mode
         self.dequantized = dequantized
         self._values, self._constants, self._types = values, constants, types
-        self.emit = graph.emit
+        self.emit, self.constant, self.integers = graph.emit, graph.constant, graph.integers
 
     def refuse(self, reason: str) -> UnsupportedOperationError:
         """The error, for the caller to raise, that this operation is not supported."""
@@ -159,12 +160,16 @@ class Call:
     def indices(self, name: str) -> str:
         """ONNX name of an integer input as int64."""
         if self.is_constant(name):
-            return self.graph.integers(self.static(name))
+            return self.integers(self.static(name))
         return self.emit("Cast", self.tensor(name), to=TensorProto.INT64)
 
-    def scalar(self, value: float, dtype: Any = np.float32) -> str:
-        """Name of a constant in the graph."""
-        return self.graph.constant(value, dtype)
+    def reshape(self, value: str, shape: Sequence[int]) -> str:
+        """A value in another shape."""
+        return self.emit("Reshape", value, self.integers(shape))
+
+    def slice(self, value: str, begins: Sequence[int], ends: Sequence[int], axes: Sequence[int]) -> str:
+        """A part of a value."""
+        return self.emit("Slice", value, self.integers(begins), self.integers(ends), self.integers(axes))
 
     def require_constant(self, argument: Argument, name: str = "") -> Constant:
         """The constant of an argument of this operation or an earlier one. name: for the error message."""
@@ -183,7 +188,7 @@ class Call:
         dtype = GRAPH_DTYPES[constant.type.dtype]
         stored = self.array(constant)
         if not isinstance(constant.data, Blob) or constant.data.size <= _INLINE_BYTES:
-            return self.graph.constant(stored.astype(dtype), dtype)
+            return self.constant(stored.astype(dtype), dtype)
         name = self.graph.weight(constant.data, stored.dtype)
         # ONNX Runtime folds this cast when it loads the graph, so Python needs no copy of the weights.
         cast_to = helper.np_dtype_to_tensor_dtype(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -91,9 +92,7 @@ class WeightRef:
 
     def view(self, weights: np.ndarray) -> np.ndarray:
         """The tensor in the memory-mapped weight file (uint8), without a copy."""
-        dtype = np.dtype(self.dtype)
-        count = int(np.prod(self.shape, dtype=np.int64))
-        return np.frombuffer(weights, dtype, count, self.offset).reshape(self.shape)
+        return np.frombuffer(weights, self.dtype, math.prod(self.shape), self.offset).reshape(self.shape)
 
 
 @dataclass(frozen=True)

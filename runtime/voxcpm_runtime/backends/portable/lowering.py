@@ -206,7 +206,7 @@ def _serialised(program: Program, graph: Graph, nodes: Sequence[NodeProto], prob
         inputs=program.inputs,
         outputs=program.outputs,
         weights=weights,
-        weight_file_size=0 if program.weights is None else program.weights.size,
+        weight_file_size=program.weights.size,
         scattered={
             into: result
             for into, result in scatters

@@ -30,17 +30,9 @@ except ImportError as error:
 # Its errors are exceptions as well; its log is coloured, and repeats them with addresses of its sources.
 ort.set_default_logger_severity(4)
 
-# These have no common base class except Exception.
-ERRORS: tuple[type[Exception], ...] = (
-    errors.EPFail,
-    errors.Fail,
-    errors.InvalidArgument,
-    errors.InvalidGraph,
-    errors.InvalidProtobuf,
-    errors.NoModel,
-    errors.NoSuchFile,
-    errors.NotImplemented,
-    errors.RuntimeException,
+# All of its errors, which have no common base class except Exception.
+ERRORS: tuple[type[Exception], ...] = tuple(
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
 )
 
 # Unbounded, with ONNX Runtime's defaults for the rest.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,22 +17,13 @@ import numpy as np
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.targets import MAIN
 from voxcpm_constants.tensor_files import BLOB_RECORD, BLOB_SENTINEL, WEIGHT_FILE
-from voxcpm_runtime.backends.portable.lowered import Interface
+from voxcpm_runtime.backends.portable.lowered import GRAPH_DTYPES, Interface
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
 BLOB_FILE_NAME = "@model_path/weights/weight.bin"
 
 # MIL element type → dtype of stored elements.
-STORED_DTYPES: dict[str, np.dtype[Any]] = {
-    "FLOAT16": np.dtype(np.float16),
-    "FLOAT32": np.dtype(np.float32),
-    "INT8": np.dtype(np.int8),
-    "UINT8": np.dtype(np.uint8),
-    "INT16": np.dtype(np.int16),
-    "UINT16": np.dtype(np.uint16),
-    "INT32": np.dtype(np.int32),
-    "BOOL": np.dtype(np.bool_),
-}
+STORED_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name.lower()) for name in GRAPH_DTYPES}
 
 # Two elements a byte, the first in the low half.
 HALF_BYTES = "INT4"
@@ -77,7 +69,7 @@ class Blob:
     @property
     def size(self) -> int:
         """Size in bytes."""
-        count = int(np.prod(self.shape, dtype=np.int64))
+        count = math.prod(self.shape)
         return (count + 1) // 2 if self.dtype == HALF_BYTES else count * STORED_DTYPES[self.dtype].itemsize
 
 
@@ -109,13 +101,13 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """One function of an ML program, its interface, and the memory-mapped weight file (uint8, or None)."""
+    """One function of an ML program, its interface, and the memory-mapped weight file (uint8)."""
 
     inputs: tuple[Interface, ...]
     outputs: tuple[Interface, ...]
     states: tuple[Interface, ...]
     operations: tuple[Operation, ...]
-    weights: np.ndarray | None
+    weights: np.ndarray
 
     @functools.cached_property
     def readers(self) -> Counter[str]:
@@ -127,9 +119,7 @@ class Program:
 
     def read(self, blob: Blob) -> np.ndarray:
         """The blob's elements: a view, or an int8 copy of half bytes."""
-        flat = np.frombuffer(
-            self.weights if self.weights is not None else b"", np.uint8, blob.size, blob.offset
-        )
+        flat = np.frombuffer(self.weights, np.uint8, blob.size, blob.offset)
         if blob.dtype == HALF_BYTES:
             return _unpack_int4(flat, blob.shape)
         return flat.view(STORED_DTYPES[blob.dtype]).reshape(blob.shape)
@@ -178,11 +168,13 @@ def read_specification(package: Path) -> Any:
     return spec
 
 
-def map_weights(package: Path) -> np.ndarray | None:
-    """The package's weight.bin as a read-only memory map of bytes; None if it is missing or empty. Raises OSError."""
+def map_weights(package: Path) -> np.ndarray:
+    """The package's weight.bin as a read-only memory map of bytes; no bytes if it is missing. Raises OSError."""
     path = package / WEIGHT_FILE
+    if not path.is_file() or not path.stat().st_size:  # which cannot be mapped
+        return np.empty(0, np.uint8)
     try:
-        return np.memmap(path, np.uint8, mode="r") if path.is_file() and path.stat().st_size else None
+        return np.memmap(path, np.uint8, mode="r")
     except OSError as error:  # mmap duplicates the descriptor, and does not name the file
         raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -203,7 +195,7 @@ def _input(feature: Any) -> Interface:
     return Interface(feature.name, FEATURE_DTYPES[array.dataType], shapes)
 
 
-def _operation(proto: Any, weights: np.ndarray | None) -> Operation:
+def _operation(proto: Any, weights: np.ndarray) -> Operation:
     def argument(binding: Any) -> Argument:
         return binding.name if binding.WhichOneof("binding") == "name" else _constant(binding.value, weights)
 
@@ -227,7 +219,7 @@ def tensor_type(proto: Any) -> TensorType:
     return TensorType(DATA_TYPES[tensor.dataType], shape)
 
 
-def _constant(proto: Any, weights: np.ndarray | None) -> Constant:
+def _constant(proto: Any, weights: np.ndarray) -> Constant:
     type_ = tensor_type(proto.type)
     if type_.dtype not in (*STORED_DTYPES, HALF_BYTES, "STRING"):
         raise PackageError(f"a constant of MIL type {type_.dtype} cannot be read")
@@ -248,12 +240,12 @@ def _constant(proto: Any, weights: np.ndarray | None) -> Constant:
 def _unpack_int4(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Elements of half a byte as int8."""
     pairs = np.stack((packed & 0x0F, packed >> 4), axis=-1)
-    values = pairs.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
+    values = pairs.reshape(-1)[: math.prod(shape)].reshape(shape)
     return (values ^ 8).astype(np.int8) - np.int8(8)
 
 
-def _blob(value: Any, type_: TensorType, weights: np.ndarray | None) -> Blob:
-    if weights is None or value.fileName != BLOB_FILE_NAME or value.offset + BLOB_RECORD.size > weights.size:
+def _blob(value: Any, type_: TensorType, weights: np.ndarray) -> Blob:
+    if value.fileName != BLOB_FILE_NAME or value.offset + BLOB_RECORD.size > weights.size:
         raise PackageError(f"the weight at {value.fileName}:{value.offset} is missing from the package")
     sentinel, _, size, offset = BLOB_RECORD.unpack_from(weights.data, value.offset)
     blob = Blob(type_.dtype, tuple(d or 0 for d in type_.shape), offset)

@@ -17,6 +17,7 @@ from voxcpm_runtime.backends.portable.kernels import SNAKE
 
 Formula = Mapping[str, tuple[str, ...]]
 Names = dict[str, str]
+Producers = Mapping[str, NodeProto]
 
 # RMSNorm as converted for fp16: x is divided by its largest magnitude before it is squared. In float32 that is
 # unnecessary, and 5 to 10 times slower.
@@ -65,9 +66,11 @@ _CUT = 64
 _COMMUTATIVE = frozenset({"Add", "Max", "Mul"})
 
 
-def matches(
-    formula: Formula, key: str, value: str, names: Names, producers: Mapping[str, NodeProto]
-) -> Iterator[Names]:
+def _producers(nodes: Sequence[NodeProto]) -> Producers:
+    return {output: node for node in nodes for output in node.output}
+
+
+def _matches(formula: Formula, key: str, value: str, names: Names, producers: Producers) -> Iterator[Names]:
     """Yield all assignments of ONNX values to the formula's names that extend `names` and assign `value` to `key`."""
     if key in names:
         if names[key] == value:
@@ -85,20 +88,18 @@ def matches(
     for order in orders:
         found: list[Names] = [names]
         for operand, argument in zip(order, node.input, strict=True):
-            found = [m for n in found for m in matches(formula, operand, argument, n, producers)]
+            found = [m for n in found for m in _matches(formula, operand, argument, n, producers)]
         yield from found
 
 
 def fused_rms_norms(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
     """The nodes, with the last node of each RMSNorm replaced by a fused one."""
-    producers = {output: node for node in nodes for output in node.output}
+    producers = _producers(nodes)
     return [_rms_norm(node, producers, graph) or node for node in nodes]
 
 
-def _rms_norm(node: NodeProto, producers: Mapping[str, NodeProto], graph: Graph) -> NodeProto | None:
-    if node.op_type != _RMS_NORM["normalized"][0]:
-        return None
-    for names in matches(_RMS_NORM, "normalized", node.output[0], {}, producers):
+def _rms_norm(node: NodeProto, producers: Producers, graph: Graph) -> NodeProto | None:
+    for names in _matches(_RMS_NORM, "normalized", node.output[0], {}, producers):
         axes, tiny, root_eps = (_constant(graph, names[key]) for key in ("axes", "tiny", "root_eps"))
         if axes is None or tiny is None or root_eps is None or _constant(graph, names["floor"]) is None:
             continue
@@ -117,8 +118,7 @@ def slice_caches(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
 
     The mask hides all later positions. Packages read the whole cache, as shapes are fixed on Apple's hardware.
     """
-    producers = {output: node for node in nodes for output in node.output}
-    cuts = _cuts(nodes, producers, graph)
+    cuts = _cuts(nodes, graph)
     result: list[NodeProto] = []
     shared: dict[tuple[str, ...], str] = {}
 
@@ -142,15 +142,12 @@ def slice_caches(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
     return result
 
 
-def _cuts(
-    nodes: Sequence[NodeProto], producers: Mapping[str, NodeProto], graph: Graph
-) -> dict[str, tuple[str, int, str]]:
+def _cuts(nodes: Sequence[NodeProto], graph: Graph) -> dict[str, tuple[str, int, str]]:
     """Result of a node -> its input to slice, the axis, and the positions that must remain."""
     cuts = {}
+    producers = _producers(nodes)
     for node in nodes:
-        if node.op_type != _ATTENTION["result"][0]:
-            continue
-        for names in matches(_ATTENTION, "result", node.output[0], {}, producers):
+        for names in _matches(_ATTENTION, "result", node.output[0], {}, producers):
             counted, penalty = (_constant(graph, names[key]) for key in ("counted", "penalty"))
             if counted is None or penalty is None or penalty.max() > _PENALTY:
                 continue
@@ -164,14 +161,12 @@ def _cuts(
 
 def fused_snakes(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
     """The nodes, with the last node of each Snake replaced by a custom operator."""
-    producers = {output: node for node in nodes for output in node.output}
+    producers = _producers(nodes)
     return [_snake(node, producers, graph) or node for node in nodes]
 
 
-def _snake(node: NodeProto, producers: Mapping[str, NodeProto], graph: Graph) -> NodeProto | None:
-    if node.op_type != _SNAKE["result"][0]:
-        return None
-    for names in matches(_SNAKE, "result", node.output[0], {}, producers):
+def _snake(node: NodeProto, producers: Producers, graph: Graph) -> NodeProto | None:
+    for names in _matches(_SNAKE, "result", node.output[0], {}, producers):
         sizes = [_constant(graph, names[key]) for key in ("alpha", "inverse")]
         # (1, channels, 1), the same for both.
         if all(size is not None and size.shape[::2] == (1, 1) and size.ndim == 3 for size in sizes):
@@ -190,7 +185,7 @@ def _keeps_dims(node: NodeProto) -> bool:
     return any(a.name == "keepdims" and a.i == 1 for a in node.attribute)
 
 
-def _rank(graph: Graph, name: str, producers: Mapping[str, NodeProto]) -> int | None:
+def _rank(graph: Graph, name: str, producers: Producers) -> int | None:
     """Rank of a constant, inline or in weight.bin; None for any other value."""
     if name in graph.initializers:
         return len(graph.initializers[name].dims)

@@ -99,7 +99,7 @@ def _open_lowered(
     values: list[ort.OrtValue] = []
     if lowered.weights:
         mapped = map_weights(package)
-        if mapped is None or mapped.size != lowered.weight_file_size:
+        if mapped.size != lowered.weight_file_size:
             raise PackageError(f"{package}: weight.bin is missing or was changed")
         values = [ort.OrtValue.ortvalue_from_numpy(ref.view(mapped)) for ref in lowered.weights]
         options.add_external_initializers([ref.name for ref in lowered.weights], values)

@@ -9,16 +9,7 @@ from onnx import helper
 from voxcpm_runtime.backends.portable.graph import Call, Operator
 from voxcpm_runtime.backends.portable.lowered import GRAPH_DTYPES
 
-_UNARY = {
-    "abs": "Abs",
-    "cos": "Cos",
-    "exp": "Exp",
-    "round": "Round",
-    "sigmoid": "Sigmoid",
-    "sin": "Sin",
-    "sqrt": "Sqrt",
-    "tanh": "Tanh",
-}
+_UNARY = ("Abs", "Cos", "Exp", "Round", "Sigmoid", "Sin", "Sqrt", "Tanh")  # In MIL in small letters
 _BINARY = {
     "add": "Add",
     "equal": "Equal",
@@ -30,6 +21,7 @@ _BINARY = {
     "maximum": "Max",
     "minimum": "Min",
     "mul": "Mul",
+    "pow": "Pow",
     "real_div": "Div",
     "sub": "Sub",
 }
@@ -39,17 +31,14 @@ _REDUCTIONS = {"reduce_max": "ReduceMax", "reduce_mean": "ReduceMean", "reduce_s
 _CAST_TARGETS = {"fp16": "FLOAT16", "fp32": "FLOAT32", "bool": "BOOL"}
 
 
-def _unary(kind: str) -> Operator:
-    return lambda call: call.emit(kind, call.tensor("x"))
-
-
-def _binary(kind: str) -> Operator:
-    return lambda call: call.emit(kind, call.tensor("x"), call.tensor("y"))
+def _elementwise(kind: str, *inputs: str) -> Operator:
+    """One node of these inputs."""
+    return lambda call: call.emit(kind, *map(call.tensor, inputs))
 
 
 def _reduction(kind: str) -> Operator:
     def reduce(call: Call) -> str:
-        axes = call.graph.integers(call.static("axes", list(range(call.rank("x")))))
+        axes = call.integers(call.static("axes", list(range(call.rank("x")))))
         return call.emit(kind, call.tensor("x"), axes, keepdims=int(call.static("keep_dims", False)))
 
     return reduce
@@ -62,12 +51,12 @@ def _cast(call: Call) -> str:
 
 def _cumsum(call: Call) -> str:
     flags: dict[str, Any] = {name: int(call.static(name, False)) for name in ("exclusive", "reverse")}
-    return call.emit("CumSum", call.tensor("x"), call.graph.integers(call.static("axis", 0)), **flags)
+    return call.emit("CumSum", call.tensor("x"), call.integers(call.static("axis", 0)), **flags)
 
 
 def _rsqrt(call: Call) -> str:
     """1 / sqrt(x + epsilon)."""
-    epsilon = call.scalar(call.static("epsilon", 1e-12), call.dtype("x"))
+    epsilon = call.constant(call.static("epsilon", 1e-12), call.dtype("x"))
     return call.emit("Reciprocal", call.emit("Sqrt", call.emit("Add", call.tensor("x"), epsilon)))
 
 
@@ -77,16 +66,15 @@ def _silu(call: Call) -> str:
 
 
 OPERATORS: dict[str, Operator] = {
-    **{mil: _unary(kind) for mil, kind in _UNARY.items()},
-    **{mil: _binary(kind) for mil, kind in _BINARY.items()},
+    **{kind.lower(): _elementwise(kind, "x") for kind in _UNARY},
+    **{mil: _elementwise(kind, "x", "y") for mil, kind in _BINARY.items()},
     **{mil: _reduction(kind) for mil, kind in _REDUCTIONS.items()},
     "cast": _cast,
     "cumsum": _cumsum,
     "identity": lambda call: call.tensor("x"),
-    "pow": _binary("Pow"),
     "rsqrt": _rsqrt,
-    "select": lambda call: call.emit("Where", call.tensor("cond"), call.tensor("a"), call.tensor("b")),
+    "select": _elementwise("Where", "cond", "a", "b"),
     "silu": _silu,
     "softmax": lambda call: call.emit("Softmax", call.tensor("x"), axis=call.static("axis", -1)),
-    "square": lambda call: call.emit("Mul", call.tensor("x"), call.tensor("x")),
+    "square": _elementwise("Mul", "x", "x"),
 }

@@ -48,9 +48,9 @@ class _Channelwise(NamedTuple):
         """The weight, transposed or not, as uint8 with zero point 128, or as int8 if `signed`."""
         value = call.graph.weight(self.blob, np.dtype(np.int8 if signed else np.uint8))
         if len(self.blob.shape) > 2:
-            value = call.emit("Reshape", value, call.graph.integers([self.rows, len(self.scales)]))
+            value = call.reshape(value, [self.rows, len(self.scales)])
         value = value if self.transposed == transposed else call.emit("Transpose", value, perm=[1, 0])
-        return value if signed else call.emit("BitwiseXor", value, call.scalar(_TOP_BIT, np.uint8))
+        return value if signed else call.emit("BitwiseXor", value, call.constant(_TOP_BIT, np.uint8))
 
 
 def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
@@ -106,7 +106,7 @@ def _channelwise_product(call: Call, weight: _Channelwise) -> str | None:
     block = _dividing_block(weight.rows)
     if block is None:
         return None
-    scales = call.graph.constant(weight.scales.reshape(-1, 1), np.float32)
+    scales = call.constant(weight.scales.reshape(-1, 1), np.float32)
     data = weight.stored(call, transposed=True)
     return _block_product(call, data, scales, (len(weight.scales), weight.rows), bits=8, block=block)
 
@@ -124,7 +124,7 @@ def _packed_product(call: Call, weight: Compressed) -> str | None:
     blobs = [data for data in given if isinstance(data, Blob)]
     if len(blobs) != len(given):
         return None
-    top_bits = call.scalar(_TOP_BITS, np.uint8)
+    top_bits = call.constant(_TOP_BITS, np.uint8)
     stored = [call.graph.weight(blob, np.dtype(np.uint8)) for blob in blobs]
     data, *zeros = [call.emit("BitwiseXor", name, top_bits) for name in stored]
     scales = call.materialised(weight.scale)
@@ -144,10 +144,9 @@ def _block_product(
     """
     columns, rows = shape
     blocks = rows // block
-    integers = call.graph.integers
-    packed = call.emit("Reshape", data, integers([columns, blocks, block * bits // 8]))
-    scale = call.emit("Reshape", call.emit("Expand", scales, integers([columns, blocks])), integers([-1]))
-    points = [call.emit("Reshape", zero, integers([-1])) for zero in zeros]
+    packed = call.reshape(data, [columns, blocks, block * bits // 8])
+    scale = call.reshape(call.emit("Expand", scales, call.integers([columns, blocks])), [-1])
+    points = [call.reshape(zero, [-1]) for zero in zeros]
     return call.emit(
         "MatMulNBits", call.tensor("x"), packed, scale, *points,
         domain=CONTRIB, K=rows, N=columns, bits=bits, block_size=block, accuracy_level=_INT8_ACCURACY_LEVEL,
@@ -175,25 +174,25 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     """
     if product := _row_product(call, x, weight, planes=2 if always else 0):
         return product
-    integers = call.graph.integers
     # (…, rows, planes, in), and units (…, rows, 1, planes)
-    x = call.emit("Unsqueeze", x, integers([-2]))
-    units = call.emit("Mul", _peak(call, x), call.scalar(1 / _PEAK_STEPS))
-    fine_units = call.emit("Mul", units, call.scalar(1 / _FINE_STEPS))
+    x = call.emit("Unsqueeze", x, call.integers([-2]))
+    units = call.emit("Mul", _peak(call, x), call.constant(1 / _PEAK_STEPS))
+    fine_units = call.emit("Mul", units, call.constant(1 / _FINE_STEPS))
     steps = call.emit("Div", x, units)
     whole = call.emit("QuantizeLinear", steps, *_grid(call, 1.0))
     parts = [steps, whole]
     if None in call.shape("x")[:-1] and not always:
         rows = call.emit("ReduceProd", call.emit("Shape", x, end=-2), keepdims=1)
-        second = call.emit("Cast", call.emit("Less", rows, integers([_MIN_WHOLE_ROWS])), to=TensorProto.INT64)
+        few = call.emit("Less", rows, call.integers([_MIN_WHOLE_ROWS]))
+        second = call.emit("Cast", few, to=TensorProto.INT64)
         # Sliced first, so that nothing is computed for a plane that is left out.
-        parts = [call.emit("Slice", part, integers([0]), second, integers([-2])) for part in parts]
-        fine_units = call.emit("Slice", fine_units, integers([0]), second, integers([-1]))
+        parts = [call.emit("Slice", part, call.integers([0]), second, call.integers([-2])) for part in parts]
+        fine_units = call.emit("Slice", fine_units, call.integers([0]), second, call.integers([-1]))
     rest = call.emit("Sub", parts[0], call.emit("DequantizeLinear", parts[1], *_grid(call, 1.0)))
     fine = call.emit("QuantizeLinear", rest, *_grid(call, 1 / _FINE_STEPS))
     product = _byte_product(call, call.emit("Concat", whole, fine, axis=-2), 1.0, weight)
     units = call.emit("Concat", units, fine_units, axis=-1)
-    return call.emit("Squeeze", call.emit("MatMul", units, product), integers([-2]))
+    return call.emit("Squeeze", call.emit("MatMul", units, product), call.integers([-2]))
 
 
 def _row_product(call: Call, x: str, weight: _Channelwise, planes: int) -> str | None:
@@ -205,15 +204,15 @@ def _row_product(call: Call, x: str, weight: _Channelwise, planes: int) -> str |
     fits = ROW_PRODUCT in call.graph.kernels and call.graph.signed_products
     if not fits or columns % _PANEL or rows % _PANEL:
         return None
-    integers, data = call.graph.integers, weight.stored(call, transposed=True, signed=True)
-    panels = call.emit("Reshape", data, integers([columns // _PANEL, _PANEL, rows // 4, 4]))
+    data = weight.stored(call, transposed=True, signed=True)
+    panels = call.reshape(data, [columns // _PANEL, _PANEL, rows // 4, 4])
     # What the rows' zero point adds to each column. Casts and a sum would take twenty times as long to fold.
-    zero_points = call.graph.constant(np.full((rows, 1), _ZERO_POINT), np.uint8)
+    zero_points = call.constant(np.full((rows, 1), _ZERO_POINT), np.uint8)
     return call.emit(
         ROW_PRODUCT,
         x,
         call.emit("Transpose", panels, perm=[0, 2, 1, 3]),
-        call.graph.constant(weight.scales, np.float32),
+        call.constant(weight.scales, np.float32),
         call.emit("MatMulInteger", data, zero_points),
         domain=KERNELS,
         planes=planes,
@@ -222,13 +221,13 @@ def _row_product(call: Call, x: str, weight: _Channelwise, planes: int) -> str |
 
 def _peak(call: Call, x: str) -> str:
     """The largest magnitude of each row, (…, rows, 1)."""
-    peak = call.emit("ReduceMax", call.emit("Abs", x), call.graph.integers([-1]), keepdims=1)
-    return call.emit("Max", peak, call.scalar(_MIN_PEAK))
+    peak = call.emit("ReduceMax", call.emit("Abs", x), call.integers([-1]), keepdims=1)
+    return call.emit("Max", peak, call.constant(_MIN_PEAK))
 
 
 def _grid(call: Call, step: float) -> tuple[str, str]:
     """Scale and zero point of uint8 quantisation."""
-    return call.scalar(step), call.scalar(_ZERO_POINT, np.uint8)
+    return call.constant(step), call.constant(_ZERO_POINT, np.uint8)
 
 
 def _byte_product(call: Call, rows: str, step: float, weight: _Channelwise) -> str:
@@ -243,7 +242,7 @@ def _byte_product(call: Call, rows: str, step: float, weight: _Channelwise) -> s
         "MatMulIntegerToFloat",
         rows,
         weight.stored(call, transposed=False, signed=signed),
-        scale, call.graph.constant(weight.scales, np.float32),
-        zero, call.graph.constant(np.full(len(weight.scales), center), kind),
+        scale, call.constant(weight.scales, np.float32),
+        zero, call.constant(np.full(len(weight.scales), center), kind),
         domain=CONTRIB,
     )  # fmt: skip

@@ -21,7 +21,7 @@ def _concat(call: Call) -> str:
 
 
 def _stack(call: Call, axis: int) -> str:
-    axes = call.graph.integers([axis])
+    axes = call.integers([axis])
     names, _ = call.tensors("values")
     return call.emit("Concat", *(call.emit("Unsqueeze", name, axes) for name in names), axis=axis)
 
@@ -43,7 +43,7 @@ def _transpose(call: Call) -> str:
 
 def _slice_by_index(call: Call) -> str:
     """A slice, unbounded on masked axes; a squeezed axis is indexed by `begin`."""
-    rank, integers = call.rank("x"), call.graph.integers
+    rank = call.rank("x")
     if set(call.static("stride", [1])) != {1}:
         raise call.refuse("strides")
     flags = [call.static(name, [False] * rank) for name in ("begin_mask", "end_mask", "squeeze_mask")]
@@ -54,19 +54,16 @@ def _slice_by_index(call: Call) -> str:
         else:
             begins[axis] = 0 if from_start else begins[axis]
             ends[axis] = END if to_end else ends[axis]
-    result = call.emit("Slice", call.tensor("x"), integers(begins), integers(ends), integers(range(rank)))
+    result = call.slice(call.tensor("x"), begins, ends, range(rank))
     squeezed_axes = [axis for axis, flag in enumerate(flags[2]) if flag]
-    return call.emit("Squeeze", result, integers(squeezed_axes)) if squeezed_axes else result
+    return call.emit("Squeeze", result, call.integers(squeezed_axes)) if squeezed_axes else result
 
 
 def _slice_by_size(call: Call) -> str:
     """`size` elements of each axis from `begin` on; -1 means all remaining ones."""
     begins, sizes = call.static("begin"), call.static("size")
     ends = [END if size == -1 else begin + size for begin, size in zip(begins, sizes, strict=True)]
-    integers = call.graph.integers
-    return call.emit(
-        "Slice", call.tensor("x"), integers(begins), integers(ends), integers(range(len(begins)))
-    )
+    return call.slice(call.tensor("x"), begins, ends, range(len(begins)))
 
 
 def _gather(call: Call) -> str:
@@ -112,10 +109,9 @@ def _pad(call: Call) -> str:
         raise call.refuse(f"mode {mode}")
     pads = call.static("pad")
     axes = range(call.rank("x") - len(pads) // 2, call.rank("x"))
-    value = call.scalar(call.static("constant_val", 0), call.dtype("x")) if mode == "constant" else ""
-    integers = call.graph.integers
-    sizes = integers(pads[0::2] + pads[1::2])
-    return call.emit("Pad", call.tensor("x"), sizes, value, integers(axes), mode=_PAD_MODES[mode])
+    value = call.constant(call.static("constant_val", 0), call.dtype("x")) if mode == "constant" else ""
+    sizes = call.integers(pads[0::2] + pads[1::2])
+    return call.emit("Pad", call.tensor("x"), sizes, value, call.integers(axes), mode=_PAD_MODES[mode])
 
 
 def _slice_update(call: Call) -> str:
@@ -128,12 +124,11 @@ def _slice_update(call: Call) -> str:
     if set(call.static("stride", [1])) != {1} or any(call.static("squeeze_mask", [False])):
         raise call.refuse("strides and squeezed axes")
     (axis,) = axes
-    integers = call.graph.integers
-    first = call.emit("Gather", call.indices("begin"), integers([axis]), axis=0)
+    first = call.emit("Gather", call.indices("begin"), call.integers([axis]), axis=0)
     length = call.shape("update")[axis]
     if length is None:
         raise call.refuse("an update of open length")
-    indices = first if length == 1 else call.emit("Add", first, integers(range(length)))
+    indices = first if length == 1 else call.emit("Add", first, call.integers(range(length)))
     return _scatter_rows(call, "x", axis, indices, "update")
 
 
@@ -147,16 +142,15 @@ def _scatter_rows(call: Call, into: str, axis: int, indices: str, rows: str) -> 
 
 def _nd_indices(call: Call, outer: tuple[int, ...], indices: str) -> str:
     """ScatterND's indices (outer..., indices, axes): the coordinates of each index at each place of the outer axes."""
-    integers = call.graph.integers
     axes = len(outer)
-    column = call.emit("Reshape", indices, integers([*[1] * axes, -1, 1]))
+    column = call.reshape(indices, [*[1] * axes, -1, 1])
     if not axes:
         return column
     places = np.moveaxis(np.indices(outer), 0, -1)[..., None, :]
     count = call.emit("Shape", indices)
-    shape = call.emit("Concat", integers(outer), count, integers([axes]), axis=0)
-    everywhere = call.emit("Expand", call.graph.constant(places, np.int64), shape)
-    shape = call.emit("Concat", integers(outer), count, integers([1]), axis=0)
+    shape = call.emit("Concat", call.integers(outer), count, call.integers([axes]), axis=0)
+    everywhere = call.emit("Expand", call.constant(places, np.int64), shape)
+    shape = call.emit("Concat", call.integers(outer), count, call.integers([1]), axis=0)
     return call.emit("Concat", everywhere, call.emit("Expand", column, shape), axis=-1)
 
 

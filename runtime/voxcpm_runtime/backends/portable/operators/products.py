@@ -97,18 +97,17 @@ def _overlap_add(call: Call, geometry: dict[str, Any]) -> str | None:
     taps = quantized_taps(call, "weight", call.emit("Transpose", call.tensor("x"), perm=[0, 2, 1]))
     if taps is None:
         return None
-    integers = call.graph.integers
     # (1, frames, out · 2 · stride) -> (2, out, frames, stride): the two halves of each frame's contribution
-    halves = call.emit("Reshape", taps, integers([-1, outputs, 2, stride]))
+    halves = call.reshape(taps, [-1, outputs, 2, stride])
     halves = call.emit("Transpose", halves, perm=[2, 1, 0, 3])
-    halves = call.emit("Reshape", halves, integers([2, outputs, -1]))
+    halves = call.reshape(halves, [2, outputs, -1])
     # The first halves without the first frame's; the second halves, one frame later, without the last frame's.
-    now = call.emit("Slice", halves, integers([0, stride]), integers([1, END]), integers([0, 2]))
-    later = call.emit("Slice", halves, integers([1, 0]), integers([2, -stride]), integers([0, 2]))
+    now = call.slice(halves, [0, stride], [1, END], [0, 2])
+    later = call.slice(halves, [1, 0], [2, -stride], [0, 2])
     added = call.emit("Add", now, later)
     if not call.has("bias"):
         return added
-    return call.emit("Add", added, call.emit("Unsqueeze", call.tensor("bias"), integers([1])))
+    return call.emit("Add", added, call.emit("Unsqueeze", call.tensor("bias"), call.integers([1])))
 
 
 OPERATORS: dict[str, Operator] = {

@@ -73,20 +73,20 @@ def _dequantize(call: Call) -> str:
     def reshaped(value: str, shape: Sequence[tuple[int, ...]]) -> str:
         if not in_blocks:
             return value
-        return call.emit("Reshape", value, call.graph.integers([n for axis in shape for n in axis]))
+        return call.reshape(value, [n for axis in shape for n in axis])
 
     value, scale = _as_float32(call, weight.data), call.materialised(weight.scale)
     value, scale = reshaped(value, cut), reshaped(scale, spread)
     if weight.offset is not None:
         value = call.emit("Sub", value, reshaped(_as_float32(call, weight.offset), spread))
     value = call.emit("Mul", value, scale)
-    return call.emit("Reshape", value, call.graph.integers(weight.shape)) if in_blocks else value
+    return call.reshape(value, weight.shape) if in_blocks else value
 
 
 def _as_float32(call: Call, constant: Constant) -> str:
     """Stored integers in float32."""
     if not isinstance(constant.data, Blob):
-        return call.graph.constant(call.array(constant), np.float32)
+        return call.constant(call.array(constant), np.float32)
     if constant.type.dtype == HALF_BYTES:
         return _unpack_int4(call, constant.data)
     stored = call.graph.weight(constant.data, np.dtype(np.int8))
@@ -95,20 +95,19 @@ def _as_float32(call: Call, constant: Constant) -> str:
 
 def _unpack_int4(call: Call, blob: Blob) -> str:
     """Half bytes in float32, the low half of each byte first."""
-    integers, eight = call.graph.integers, call.scalar(8, np.uint8)
     packed = call.graph.weight(blob, np.dtype(np.uint8))
-    halves = (
-        call.emit("BitwiseAnd", packed, call.scalar(0x0F, np.uint8)),
-        call.emit("BitShift", packed, call.scalar(4, np.uint8), direction="RIGHT"),
-    )
-    pairs = call.emit("Concat", *(call.emit("Unsqueeze", half, integers([1])) for half in halves), axis=1)
-    value, count = call.emit("Reshape", pairs, integers([-1])), math.prod(blob.shape)
+    low = call.emit("BitwiseAnd", packed, call.constant(0x0F, np.uint8))
+    high = call.emit("BitShift", packed, call.constant(4, np.uint8), direction="RIGHT")
+    columns = [call.emit("Unsqueeze", half, call.integers([1])) for half in (low, high)]
+    pairs = call.emit("Concat", *columns, axis=1)
+    value, count = call.reshape(pairs, [-1]), math.prod(blob.shape)
     if count % 2:
-        value = call.emit("Slice", value, integers([0]), integers([count]))
-    value = call.emit("Reshape", value, integers(blob.shape))
+        value = call.emit("Slice", value, call.integers([0]), call.integers([count]))
+    value = call.reshape(value, blob.shape)
     # Two's complement with the top bit flipped is the number plus eight.
-    value = call.emit("Cast", call.emit("BitwiseXor", value, eight), to=TensorProto.FLOAT)
-    return call.emit("Sub", value, call.scalar(8))
+    flipped = call.emit("BitwiseXor", value, call.constant(8, np.uint8))
+    value = call.emit("Cast", flipped, to=TensorProto.FLOAT)
+    return call.emit("Sub", value, call.constant(8))
 
 
 OPERATORS: dict[str, Operator] = dict.fromkeys(DEQUANTIZERS, _dequantize)
