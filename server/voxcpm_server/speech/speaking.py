@@ -49,6 +49,8 @@ class Stream(ABC, Generic[Item]):
         """When it was requested (`time.perf_counter`); None before there is text."""
         self.work_seconds = 0.0  # seconds spent generating so far
         self.audio_seconds = 0.0
+        self.missed: list[Word] = []  # words that are unsaid or repeated
+        self.replaced = ""  # characters so far that the voice cannot say, each once
         self._served = served
         self._turn: QueueTurn | None = None
         self._items: deque[Item | Exception | None] = deque()
@@ -121,6 +123,11 @@ class Stream(ABC, Generic[Item]):
         self.audio_seconds += seconds
         metrics.audio_seconds.inc(seconds)
 
+    def note(self, words: Sequence[Word], replaced: str) -> None:
+        """Collect from words found those that are missed, and characters that the voice cannot say."""
+        self.missed += [word for word in words if word.said != 1]
+        self.replaced = "".join(dict.fromkeys(self.replaced + replaced))
+
     def call_on_loop(self, function: Callable[..., object], *arguments: object) -> None:
         """Call a function on the event loop, from any thread."""
         # The loop may be closed already.
@@ -181,8 +188,6 @@ class SpeechStream(Stream[Audio]):
         self.patches = 0
         self._words: deque[Word] = deque()
         self._timed = False
-        self.missed: list[Word] = []  # words that are unsaid or repeated
-        self.replaced = ""  # characters so far that the voice cannot say, each once
 
     @property
     def text_tokens(self) -> int:
@@ -194,7 +199,7 @@ class SpeechStream(Stream[Audio]):
         self._timed = timed
         watched = replace(request, progress=self._on_progress, cancel=self.cancel, on_words=self._on_words)
         self.plan = await run_in_threadpool(self._tts.plan_request, watched)
-        self.replaced = "".join(dict.fromkeys("".join(s.replaced for s in self.plan.opening)))
+        self.note((), "".join(s.replaced for s in self.plan.opening))
 
     def take_words(self) -> list[Word]:
         """The words found since the last call. Those of a segment are there by its last piece."""
@@ -239,10 +244,10 @@ class SpeechStream(Stream[Audio]):
 
     def _on_words(self, words: Sequence[Word]) -> None:
         self._words.extend(words if self._timed else ())
-        self.missed += [word for word in words if word.said != 1]
+        self.note(words, "")
 
     def _on_progress(self, progress: Progress) -> None:
-        self.replaced = "".join(dict.fromkeys(self.replaced + progress.replaced))
+        self.note((), progress.replaced)
         self.patches += progress.patches > 0  # 0 in a pause
         self._tokens_of[progress.segment] = progress.segment_tokens
         if progress.audio_seconds > self.service.settings.max_audio_seconds:
