@@ -129,7 +129,8 @@ def create_app(
 
 
 async def _close(service: Service, rooms: Collection[Room]) -> None:
-    await service.cancel_streams()
+    for stream in list(service.streams):
+        await stream.aclose()
     for room in rooms:
         await room.close()
     await service.bundles.close()

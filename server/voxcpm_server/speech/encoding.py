@@ -130,7 +130,7 @@ class Encoder:
 
     def _resampled(self, frame: av.AudioFrame | None) -> bytes:
         """The bytes of a piece at the output rate; None flushes."""
-        frames = self._resampler.resample(frame)
+        frames: list[Any] = self._resampler.resample(frame)
         self.samples += sum(each.samples for each in frames)
         if self._codec is not None:
             return b"".join(map(self._codec.coded, frames))

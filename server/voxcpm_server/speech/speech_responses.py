@@ -79,10 +79,8 @@ async def speak(
     for kind, missed in missed_words(stream.missed).items():
         fitting = [{**word, "word": word["word"][:_MAX_WORD]} for word in missed[:_MAX_MISSED]]
         headers[f"X-{kind.title()}-Words"] = json.dumps(fitting)
-    body, words = (
-        encoder.header(encoder.samples) + encoder.completed(body),
-        encoder.heard(stream.take_words()),
-    )
+    body = encoder.header(encoder.samples) + encoder.completed(body)
+    words = encoder.heard(stream.take_words())
     if captions is not None:
         return JSONResponse(captions(body, words), 200, headers)
     if timed:
