@@ -24,14 +24,14 @@ from voxcpm_runtime.audio.reading import decode_audio
 from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_server.errors import ApiError, client_closed
-from voxcpm_server.settings import OPENAI_MODELS, OPENAI_VOICES, Settings
+from voxcpm_server.settings import OPENAI_MODELS, OPENAI_VOICES
 from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE, Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from voxcpm_server.speech.stored_voices import StoredVoices
+    from voxcpm_server.speech.service import Service
 
 RECORDINGS = ("prompt_audio", "reference_audio")  # Fields that hold audio files
 _MAX_FIELDS = 64
@@ -159,16 +159,16 @@ class SpeechRequest(BaseModel):
         return Encoder(self.response_format, tts.sample_rate, self.sample_rate)
 
     def runtime_request(
-        self, settings: Settings, served: ServedBundle, max_characters: int, voice: Voice | None, voices: StoredVoices
-    ) -> Request:  # fmt: skip
-        """What the runtime is asked for. voice: the requested one. voices: those that markup may name.
+        self, service: Service, served: ServedBundle, max_characters: int, voice: Voice | None
+    ) -> Request:
+        """What the runtime is asked for. voice: the requested one; markup may name others of the service.
 
         Raises ApiError and InputError.
         """
         if (count := len(self.input)) > max_characters:
             message = f"input: expected at most {max_characters} characters, got {count}"
             raise ApiError(400, message, param="input", code="string_above_max_length")
-        maximum = settings.max_recording_seconds
+        maximum = service.settings.max_recording_seconds
         audio = {field: decode_recording(content, field, maximum) for field, content in self.recordings()}
         if audio and self.voice_name in OPENAI_VOICES:
             # OpenAI's clients must name a voice; a recording overrides OpenAI's names.
@@ -184,7 +184,7 @@ class SpeechRequest(BaseModel):
             control=self.instructions if self.instructions and served.takes_instructions else None,
             options=GenerationOptions(**given),
             seed=self.seed,
-            find_voice=voices.finder(served.tts.built_in_voices) if self.markup else None,
+            find_voice=service.voices.finder(served.tts.built_in_voices) if self.markup else None,
         )
 
 
