@@ -56,7 +56,7 @@ class Stream(ABC, Generic[Item]):
         self._items: deque[Item | Exception | None] = deque()
         self._arrived = asyncio.Event()
         self._slots = threading.Semaphore(capacity)
-        self._thread: threading.Thread | None = None
+        self._started = False
         self._done: asyncio.Future[None] = self.loop.create_future()
         served.leases += 1
         service.streams.add(self)
@@ -80,9 +80,8 @@ class Stream(ABC, Generic[Item]):
 
     def start(self) -> None:
         """Start the thread. Dedicated: pool shutdown would block, and the queue bounds their number."""
-        thread = threading.Thread(target=self._run, name="speech", daemon=True)
-        thread.start()
-        self._thread = thread
+        threading.Thread(target=self._run, name="speech", daemon=True).start()
+        self._started = True
 
     async def peek(self) -> Item | None:
         """The next item, without removing it; None at the end. Raises the thread's error, once."""
@@ -110,7 +109,7 @@ class Stream(ABC, Generic[Item]):
         """Cancel generation, drop unread items, and wait for the thread."""
         self.cancel.cancel()
         self._items.clear()
-        if self._thread is None:
+        if not self._started:
             self._end(None)
         # Cancelling a waiter must not cancel the future.
         await asyncio.shield(self._done)
