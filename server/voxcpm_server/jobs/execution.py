@@ -157,8 +157,8 @@ class Jobs(Room):
         def add() -> Job:
             self._delete_old(store)
             total, own = store.counts(owner)
-            message, own_maximum = _TOO_MANY, self.service.max_per_key(maximum)
-            check_capacity((total, maximum), (own, own_maximum), message, 60, "too_many_jobs")
+            own_maximum = self.service.max_per_key(maximum)
+            check_capacity((total, maximum), (own, own_maximum), _TOO_MANY, 60, "too_many_jobs")
             store.check_size(settings.max_jobs_megabytes)
             recordings, missed = dict(body.recordings()), _reported(plan)
             return store.add(owner, fields, plan.seed or 0, len(plan.segments), recordings, voice, missed)
