@@ -209,16 +209,21 @@ async def speech_request(request: fastapi.Request) -> SpeechRequest:
         raise _invalid(f"expected application/json or {_FORM}, got {kind or 'no content type'}")
 
     def from_json() -> SpeechRequest:
-        try:
-            document = json.loads(body)
-        except (ValueError, RecursionError):
-            document = None
-        if not isinstance(document, dict):
+        if (document := json_object(body)) is None:
             raise _invalid("expected a JSON object")
         return SpeechRequest.checked(document)
 
     # Parsing megabytes would block the event loop.
     return await run_in_threadpool(from_json)
+
+
+def json_object(content: str | bytes) -> dict[str, Any] | None:
+    """The JSON object in a text; None if it is anything else."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 async def _from_form(request: fastapi.Request) -> SpeechRequest:
