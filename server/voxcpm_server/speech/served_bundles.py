@@ -224,9 +224,8 @@ class Bundles:
                 self.failure = error
             name = served.name or "(default)"
             # Paths are logged, but not sent to clients.
-            _log.error(
-                "bundle %s: %s", name, error if isinstance(error, VoxCPMError) else error_location(error)
-            )
+            reason = error if isinstance(error, VoxCPMError) else error_location(error)
+            _log.error("bundle %s: %s", name, reason)
             raise _unavailable(f"cannot load the bundle {name}; see the server's log") from None
         finally:
             served.loading = None
