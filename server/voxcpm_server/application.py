@@ -75,10 +75,8 @@ def create_app(
                 await room.open()
         except InputError as error:
             failure = error
-        tasks = [
-            asyncio.ensure_future(work)
-            for work in (load_default_bundle(failure), service.bundles.unload_idle())
-        ]
+        work = (load_default_bundle(failure), service.bundles.unload_idle())
+        tasks = [asyncio.ensure_future(each) for each in work]
         yield
         for task in tasks:
             task.cancel()
@@ -99,11 +97,8 @@ def create_app(
     for prefix in ("/v1", ""):
         for router in routers:
             app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
-    for router in (
-        status_routes.probes,
-        speech_routes.captioned,
-        *(router for room in rooms for router in room.unprefixed),
-    ):
+    unprefixed = [router for room in rooms for router in room.unprefixed]
+    for router in (status_routes.probes, speech_routes.captioned, *unprefixed):
         app.include_router(router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, settings=settings)
@@ -129,7 +124,8 @@ def create_app(
 
 
 async def _close(service: Service, rooms: Collection[Room]) -> None:
-    await service.cancel_streams()
+    for stream in list(service.streams):
+        await stream.aclose()
     for room in rooms:
         await room.close()
     await service.bundles.close()

@@ -143,14 +143,9 @@ async def send_error(error: ApiError, scope: Scope, receive: Receive, send: Send
     if scope["type"] == "websocket":
         # uvicorn logs the handshake as unanswered unless the connection is closed by now.
         with anyio.move_on_after(1):
-            await _ended(receive)
-
-
-async def _ended(receive: Receive) -> None:
-    # uvicorn sends this once after the response, and again when the connection closes.
-    times = 0
-    while times < 2:
-        times += (await receive())["type"] == "websocket.disconnect"
+            disconnects = 0  # one after the response, another when the connection closes
+            while disconnects < 2:
+                disconnects += (await receive())["type"] == "websocket.disconnect"
 
 
 def add_error_handlers(app: FastAPI) -> None:

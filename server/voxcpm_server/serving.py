@@ -7,7 +7,6 @@ import logging
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -70,11 +69,6 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_relevant)
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """Start draining on a signal."""
-        self._service.draining = True
-        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start accepting connections, including those of optional rooms."""

@@ -75,9 +75,8 @@ async def respond(
     with await service.bundles.lease(body.model) as served:
         ignored = await run_in_threadpool(body.ignored_fields, served)
         voice = await run_in_threadpool(service.voices.named, body.voice_name, served.tts.built_in_voices)
-        settings, voices = service.settings, service.voices
-        maximum = settings.max_characters
-        wanted = await run_in_threadpool(body.runtime_request, settings, served, maximum, voice, voices)
+        maximum = service.settings.max_characters
+        wanted = await run_in_threadpool(body.runtime_request, service, served, maximum, voice)
         encoder, events = body.encoder(served.tts), body.stream_format == "sse"
         # Headers precede the audio.
         whole = not body.stream or (body.word_timestamps and not events)

@@ -49,7 +49,6 @@ from voxcpm_server.speech.served_bundles import ServedBundle, run_in_dedicated_t
 from voxcpm_server.speech.service import Service
 from voxcpm_server.speech.speaking import cancel_and_wait
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
-from voxcpm_server.speech.stored_voices import StoredVoices
 
 _log = logging.getLogger("voxcpm_server")
 _DAY = 86_400
@@ -158,8 +157,8 @@ class Jobs(Room):
         def add() -> Job:
             self._delete_old(store)
             total, own = store.counts(owner)
-            message, own_maximum = _TOO_MANY, self.service.max_per_key(maximum)
-            check_capacity((total, maximum), (own, own_maximum), message, 60, "too_many_jobs")
+            own_maximum = self.service.max_per_key(maximum)
+            check_capacity((total, maximum), (own, own_maximum), _TOO_MANY, 60, "too_many_jobs")
             store.check_size(settings.max_jobs_megabytes)
             recordings, missed = dict(body.recordings()), _reported(plan)
             return store.add(owner, fields, plan.seed or 0, len(plan.segments), recordings, voice, missed)
@@ -198,8 +197,7 @@ class Jobs(Room):
         body.encoder(served.tts)
         voice = self.service.voices.named(body.voice_name, served.tts.built_in_voices)
         maximum = self._settings.max_job_characters
-        request = body.runtime_request(self._settings, served, maximum, voice, self.service.voices)
-        plan = served.tts.plan_request(request)
+        plan = served.tts.plan_request(body.runtime_request(self.service, served, maximum, voice))
         return plan.voice if isinstance(plan.voice, Voice) else None, plan
 
     def _delete_old(self, store: JobStore) -> None:
@@ -289,7 +287,7 @@ class Jobs(Room):
                             raise Cancelled("the job was cancelled")
 
             running.cancel.let_pass = yield_to_requests
-            work = partial(speak_job, store, running, served, self._settings, self.service.voices)
+            work = partial(speak_job, store, running, served, self._settings, self.service)
             speaking = asyncio.ensure_future(run_in_dedicated_thread(work))
             # Retrieve the error: asyncio would log it for a job that is deleted.
             speaking.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -315,7 +313,7 @@ def storage_error(id_: str, error: Exception) -> ApiError:
 
 
 def speak_job(
-    store: JobStore, running: _RunningJob, served: ServedBundle, settings: JobSettings, voices: StoredVoices
+    store: JobStore, running: _RunningJob, served: ServedBundle, settings: JobSettings, service: Service
 ) -> int:
     """Speak a job segment by segment into its folder, then into one file. Returns its size in bytes."""
     job, folder, tts = running.job, store.path(running.job.id), served.tts
@@ -325,7 +323,7 @@ def speak_job(
         # Without its path: no prefix is cached in the job's folder.
         stored = folder / VOICE_FILE
         voice = replace(Voice.load(stored), path=None) if stored.is_file() else None
-    request = body.runtime_request(settings, served, settings.max_job_characters, voice, voices)
+    request = body.runtime_request(service, served, settings.max_job_characters, voice)
 
     def on_progress(progress: Progress) -> None:
         running.audio_seconds = progress.audio_seconds

@@ -24,7 +24,6 @@ _MAX_LISTED = 1000
 _EXCERPT_CHARACTERS = 120
 _SUBTITLES = "application/x-subrip"
 _PART = {"Content-Range": header("Byte range and total size.", "string")}
-State = Literal["queued", "waiting", "running", "done", "failed"]
 
 
 class JobsRoom(Jobs):
@@ -38,7 +37,7 @@ class JobDocument(BaseModel):
 
     id: str
     object: Literal["audio.job"] = "audio.job"
-    state: State
+    state: Literal["queued", "waiting", "running", "done", "failed"]
     model: str
     voice: str
     response_format: str

@@ -8,12 +8,10 @@ from importlib import resources
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from voxcpm_server.rooms import Room
 from voxcpm_server.speech.service import Service
 
-_FOLDER = "/page/"
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 # The page loads only its own files and calls only its own server; inline scripts and framing are forbidden. With
 # trusted types, no script can turn text into HTML.
@@ -34,24 +32,21 @@ _HEADERS = {
 
 
 class Page(Room):
-    """The page at `/` and its files, which need no key; the page itself prompts for one."""
+    """The page at `/` and its files, which need no key; the page itself prompts for one.
+
+    Each asset has a route and is read once, here, so no other file is reachable.
+    """
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        router = _router()
+        router = APIRouter(include_in_schema=False)
+        for file in (resources.files(__package__) / "assets").iterdir():
+            if content_type := _TYPES.get(file.name.rpartition(".")[2]):
+                path = "/" if file.name == "index.html" else f"/page/{file.name}"
+                serve = _static_handler(file.read_bytes(), content_type)
+                router.add_api_route(path, serve, methods=["GET", "HEAD"], response_class=Response)
+                self.public_paths |= {path}
         self.unprefixed = (router,)
-        self.public_paths = frozenset(route.path for route in router.routes if isinstance(route, Route))
-
-
-def _router() -> APIRouter:
-    """A route per asset. Assets are read once, here, so no other file is reachable."""
-    router = APIRouter(include_in_schema=False)
-    for file in (resources.files(__package__) / "assets").iterdir():
-        path = "/" if file.name == "index.html" else f"{_FOLDER}{file.name}"
-        if content_type := _TYPES.get(file.name.rpartition(".")[2]):
-            serve = _static_handler(file.read_bytes(), content_type)
-            router.add_api_route(path, serve, methods=["GET", "HEAD"], response_class=Response)
-    return router
 
 
 def _static_handler(content: bytes, content_type: str) -> Callable[[Request], Awaitable[Response]]:

@@ -5,10 +5,8 @@ They use FFmpeg's libraries (PyAV), whose filters give the same samples however 
 
 from __future__ import annotations
 
-import contextlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -78,7 +76,8 @@ class Encoder:
         self._codec = _Codec(self.format, rate) if self.format.codec else None
         sample_format = self._codec.sample_format if self._codec else "flt"
         self._peak = _PEAK_OF_INTEGERS if sample_format == "s16" else np.float32(1)
-        self._convert = _Filters(voice_rate, sample_format, rate)
+        self._resampler = av.AudioResampler(sample_format, "mono", rate)
+        self._voice_rate = voice_rate
         # Raw samples at the voice's rate equal those that the command line writes.
         self._is_plain = self._codec is None and voice_rate == rate
 
@@ -117,21 +116,29 @@ class Encoder:
         """Encode a piece (samples,). The result may be empty, as codecs buffer samples."""
         if self._is_plain:
             self.samples += len(audio)
-            return pcm16(audio).astype("<i2").tobytes()
+            return _raw(audio)
         if self._codec is not None:
             audio = np.clip(audio, -1.0, 1.0) * self._peak
-        return b"".join(map(self._coded, self._convert.passed(audio)))
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(audio[None], np.float32), "flt", "mono")
+        frame.sample_rate = self._voice_rate
+        return self._resampled(frame)
 
     def finish(self) -> bytes:
         """The remaining bytes."""
-        last = b"".join(map(self._coded, self._convert.passed(None)))
+        last = self._resampled(None)
         return last if self._codec is None else last + self._codec.finish()
 
-    def _coded(self, frame: Any) -> bytes:
-        self.samples += frame.samples
+    def _resampled(self, frame: av.AudioFrame | None) -> bytes:
+        """The bytes of a piece at the output rate; None flushes."""
+        frames: list[Any] = self._resampler.resample(frame)
+        self.samples += sum(each.samples for each in frames)
         if self._codec is not None:
-            return self._codec.coded(frame)
-        return pcm16(frame.to_ndarray().ravel()).astype("<i2").tobytes()
+            return b"".join(map(self._codec.coded, frames))
+        return b"".join(_raw(each.to_ndarray().ravel()) for each in frames)
+
+
+def _raw(audio: Audio) -> bytes:
+    return pcm16(audio).astype("<i2").tobytes()
 
 
 class _Codec:
@@ -163,44 +170,6 @@ class _Codec:
         last = self.coded(None)
         self._container.close()
         return last + bytes(self._written)
-
-
-class _Filters:
-    """A graph of FFmpeg filters from float samples at one rate to frames of a given format and rate."""
-
-    def __init__(self, rate: int, sample_format: str, output_rate: int) -> None:
-        self._rate = rate
-        self._pushed = 0
-        # Keep a reference: it owns the filters.
-        self._graph = graph = av.filter.Graph()
-        source: dict[str, Any] = {
-            "sample_rate": rate,
-            "format": "flt",
-            "layout": "mono",
-            "time_base": Fraction(1, rate),
-        }
-        self._source: Any = graph.add_abuffer(**source)
-        converted = f"sample_fmts={sample_format}:channel_layouts=mono:sample_rates={output_rate}"
-        last = self._source
-        for name, arguments in (("aformat", converted), ("abuffersink", None)):
-            added: Any = graph.add(name, arguments)
-            last.link_to(added)
-            last = added
-        self._sink = last
-        graph.configure()
-
-    def passed(self, audio: Audio | None) -> Iterator[Any]:
-        """The output frames for a piece; None flushes."""
-        if audio is not None:
-            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(audio[None], np.float32), "flt", "mono")
-            frame.sample_rate, frame.pts, frame.time_base = self._rate, self._pushed, Fraction(1, self._rate)
-            self._source.push(frame)
-            self._pushed += len(audio)
-        elif self._pushed:
-            self._source.push(None)
-        with contextlib.suppress(av.error.BlockingIOError, av.error.EOFError):
-            while self._pushed:
-                yield self._sink.pull()
 
 
 def _output_rate(name: str, voice_rate: int, requested: int | None) -> int:

@@ -95,17 +95,14 @@ class Bundles:
         lexicon: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self._lexicon = lexicon
+        self._owned = not isinstance(default, VoxCPM)
         if isinstance(default, VoxCPM):
-            unloaded = Unloaded(0, default.bundle.architecture.generation, lambda: default)
-            self.default = ServedBundle(
-                default_name or unloaded.generation,
-                lambda: unloaded,
-                # Whoever gave an open bundle keeps it without the lexicon.
-                self._with_lexicon(copy.copy(default) if lexicon else default),
-            )
+            # Whoever gave an open bundle keeps it without the lexicon.
+            tts = self._with_lexicon(copy.copy(default) if lexicon else default)
+            unloaded = Unloaded(0, tts.bundle.architecture.generation, lambda: tts)
+            self.default = ServedBundle(default_name or unloaded.generation, lambda: unloaded, tts)
         else:
             self.default = ServedBundle(default_name or "", default)
-        self._owned = not isinstance(default, VoxCPM)
         # Whether the default bundle has been loaded, even if it is unloaded now.
         self.is_ready = not self._owned
         self._named = {name: ServedBundle(name, source) for name, source in named.items()}
@@ -227,9 +224,8 @@ class Bundles:
                 self.failure = error
             name = served.name or "(default)"
             # Paths are logged, but not sent to clients.
-            _log.error(
-                "bundle %s: %s", name, error if isinstance(error, VoxCPMError) else error_location(error)
-            )
+            reason = error if isinstance(error, VoxCPMError) else error_location(error)
+            _log.error("bundle %s: %s", name, reason)
             raise _unavailable(f"cannot load the bundle {name}; see the server's log") from None
         finally:
             served.loading = None

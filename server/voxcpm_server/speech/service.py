@@ -57,11 +57,6 @@ class Service:
         """One key's share of `maximum`: half of it if there are several keys."""
         return max(1, maximum // 2) if self._several_keys else maximum
 
-    async def cancel_streams(self) -> None:
-        """Cancel all speech."""
-        for stream in list(self.streams):
-            await stream.aclose()
-
 
 def get_service(request: HTTPConnection) -> Service:
     """The service of the app that handles a request or websocket."""

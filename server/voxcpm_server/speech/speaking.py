@@ -49,12 +49,14 @@ class Stream(ABC, Generic[Item]):
         """When it was requested (`time.perf_counter`); None before there is text."""
         self.work_seconds = 0.0  # seconds spent generating so far
         self.audio_seconds = 0.0
+        self.missed: list[Word] = []  # words that are unsaid or repeated
+        self.replaced = ""  # characters so far that the voice cannot say, each once
         self._served = served
         self._turn: QueueTurn | None = None
         self._items: deque[Item | Exception | None] = deque()
         self._arrived = asyncio.Event()
         self._slots = threading.Semaphore(capacity)
-        self._thread: threading.Thread | None = None
+        self._started = False
         self._done: asyncio.Future[None] = self.loop.create_future()
         served.leases += 1
         service.streams.add(self)
@@ -78,9 +80,8 @@ class Stream(ABC, Generic[Item]):
 
     def start(self) -> None:
         """Start the thread. Dedicated: pool shutdown would block, and the queue bounds their number."""
-        thread = threading.Thread(target=self._run, name="speech", daemon=True)
-        thread.start()
-        self._thread = thread
+        threading.Thread(target=self._run, name="speech", daemon=True).start()
+        self._started = True
 
     async def peek(self) -> Item | None:
         """The next item, without removing it; None at the end. Raises the thread's error, once."""
@@ -108,7 +109,7 @@ class Stream(ABC, Generic[Item]):
         """Cancel generation, drop unread items, and wait for the thread."""
         self.cancel.cancel()
         self._items.clear()
-        if self._thread is None:
+        if not self._started:
             self._end(None)
         # Cancelling a waiter must not cancel the future.
         await asyncio.shield(self._done)
@@ -120,6 +121,11 @@ class Stream(ABC, Generic[Item]):
             metrics.first_audio.observe(time.perf_counter() - self.requested_at)
         self.audio_seconds += seconds
         metrics.audio_seconds.inc(seconds)
+
+    def note(self, words: Sequence[Word], replaced: str) -> None:
+        """Collect from words found those that are missed, and characters that the voice cannot say."""
+        self.missed += [word for word in words if word.said != 1]
+        self.replaced = "".join(dict.fromkeys(self.replaced + replaced))
 
     def call_on_loop(self, function: Callable[..., object], *arguments: object) -> None:
         """Call a function on the event loop, from any thread."""
@@ -181,8 +187,6 @@ class SpeechStream(Stream[Audio]):
         self.patches = 0
         self._words: deque[Word] = deque()
         self._timed = False
-        self.missed: list[Word] = []  # words that are unsaid or repeated
-        self.replaced = ""  # characters so far that the voice cannot say, each once
 
     @property
     def text_tokens(self) -> int:
@@ -194,7 +198,7 @@ class SpeechStream(Stream[Audio]):
         self._timed = timed
         watched = replace(request, progress=self._on_progress, cancel=self.cancel, on_words=self._on_words)
         self.plan = await run_in_threadpool(self._tts.plan_request, watched)
-        self.replaced = "".join(dict.fromkeys("".join(s.replaced for s in self.plan.opening)))
+        self.note((), "".join(s.replaced for s in self.plan.opening))
 
     def take_words(self) -> list[Word]:
         """The words found since the last call. Those of a segment are there by its last piece."""
@@ -239,10 +243,10 @@ class SpeechStream(Stream[Audio]):
 
     def _on_words(self, words: Sequence[Word]) -> None:
         self._words.extend(words if self._timed else ())
-        self.missed += [word for word in words if word.said != 1]
+        self.note(words, "")
 
     def _on_progress(self, progress: Progress) -> None:
-        self.replaced = "".join(dict.fromkeys(self.replaced + progress.replaced))
+        self.note((), progress.replaced)
         self.patches += progress.patches > 0  # 0 in a pause
         self._tokens_of[progress.segment] = progress.segment_tokens
         if progress.audio_seconds > self.service.settings.max_audio_seconds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import fastapi
 from fastapi.exceptions import RequestValidationError
@@ -24,14 +24,14 @@ from voxcpm_runtime.audio.reading import decode_audio
 from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_server.errors import ApiError, client_closed
-from voxcpm_server.settings import OPENAI_MODELS, OPENAI_VOICES, Settings
+from voxcpm_server.settings import OPENAI_MODELS, OPENAI_VOICES
 from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE, Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from voxcpm_server.speech.stored_voices import StoredVoices
+    from voxcpm_server.speech.service import Service
 
 RECORDINGS = ("prompt_audio", "reference_audio")  # Fields that hold audio files
 _MAX_FIELDS = 64
@@ -44,8 +44,8 @@ _TIMESTAMPS = "Report when each word is said: in sse events, or in a header, whi
 _STREAM = "False: respond once everything is spoken. Bad attempts are then retried, and the length is known."
 
 
-def _field(description: str, **bounds: Any) -> Any:
-    return Field(description=description, **bounds)
+def _field(default: Any, description: str, **bounds: Any) -> Any:
+    return Field(default, description=description, **bounds)
 
 
 class VoiceId(BaseModel):
@@ -59,60 +59,51 @@ class SpeechRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: Annotated[
-        str, _field("Model name of a bundle, or an OpenAI model for the default bundle.", min_length=1)
-    ] = OPENAI_MODELS[0]
-    input: Annotated[str, _field("Text to speak.", min_length=1)]
-    voice: Annotated[
-        str | VoiceId, _field("Stored or built-in voice, alias, or `default`, the checkpoint's own.")
-    ] = DEFAULT_VOICE
+    model: str = _field(
+        OPENAI_MODELS[0], "Model name of a bundle, or an OpenAI model for the default bundle.", min_length=1
+    )
+    input: str = _field(..., "Text to speak.", min_length=1)
+    voice: str | VoiceId = _field(
+        DEFAULT_VOICE, "Stored or built-in voice, alias, or `default`, the checkpoint's own."
+    )
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
-    speed: Annotated[float, _field("Speed factor, at the same pitch.", ge=MIN_SPEED, le=MAX_SPEED)] = 1.0
-    instructions: Annotated[
-        str | None, _field("Style in words (VoxCPM2); ignored and reported by other generations.")
-    ] = None
+    speed: float = _field(1.0, "Speed factor, at the same pitch.", ge=MIN_SPEED, le=MAX_SPEED)
+    instructions: str | None = _field(
+        None, "Style in words (VoxCPM2); ignored and reported by other generations."
+    )
     stream_format: Literal["audio", "sse"] = "audio"
 
-    stream: Annotated[bool, _field(_STREAM)] = True
-    word_timestamps: Annotated[bool, _field(_TIMESTAMPS)] = False
-    sample_rate: Annotated[
-        int | None,
-        _field("Sample rate in Hz. Default: the voice's; 24000 for pcm.", ge=MIN_RATE, le=MAX_RATE),
-    ] = None
-    markup: Annotated[bool, _field("Whether `input` has markup: [pause 0.5s], [voice NAME], … or SSML.")] = (
-        False
+    stream: bool = _field(True, _STREAM)
+    word_timestamps: bool = _field(False, _TIMESTAMPS)
+    sample_rate: int | None = _field(
+        None, "Sample rate in Hz. Default: the voice's; 24000 for pcm.", ge=MIN_RATE, le=MAX_RATE
     )
-    seed: Annotated[int | None, _field("The same seed gives the same speech.", ge=0, le=2**53 - 1)] = None
-    cfg_value: Annotated[float | None, _field("Scale of classifier-free guidance.")] = None
-    inference_timesteps: Annotated[int | None, _field("Euler steps per patch.")] = None
-    fast: Annotated[bool, _field("Whether to use five Euler steps.")] = False
-    every_word: Annotated[
-        bool, _field("Whether to wait for the last word, and to repair skips and repetitions.")
-    ] = True
-    zero_shot: Annotated[
-        bool, _field("Whether the default voice is another one with each seed, not the checkpoint's.")
-    ] = False
-    clean: Annotated[
-        Literal["markdown", "none"],
-        _field("Whether to leave out Markdown's marks and the URLs of its links; not with `markup`."),
-    ] = "markdown"
-    strict: Annotated[
-        bool, _field("Whether to refuse characters that the voice cannot say, instead of replacing them.")
-    ] = False
-    prompt_audio: Annotated[str | None, _field("Audio file to continue, in base64.")] = None
-    prompt_text: Annotated[str | None, _field("Transcript of `prompt_audio`.")] = None
-    reference_audio: Annotated[str | None, _field("Audio file of a voice to clone, in base64 (VoxCPM2).")] = (
-        None
+    markup: bool = _field(False, "Whether `input` has markup: [pause 0.5s], [voice NAME], … or SSML.")
+    seed: int | None = _field(None, "The same seed gives the same speech.", ge=0, le=2**53 - 1)
+    cfg_value: float | None = _field(None, "Scale of classifier-free guidance.")
+    inference_timesteps: int | None = _field(None, "Euler steps per patch.")
+    fast: bool = _field(False, "Whether to use five Euler steps.")
+    every_word: bool = _field(True, "Whether to wait for the last word, and to repair skips and repetitions.")
+    zero_shot: bool = _field(
+        False, "Whether the default voice is another one with each seed, not the checkpoint's."
     )
+    clean: Literal["markdown", "none"] = _field(
+        "markdown", "Whether to leave out Markdown's marks and the URLs of its links; not with `markup`."
+    )
+    strict: bool = _field(
+        False, "Whether to refuse characters that the voice cannot say, instead of replacing them."
+    )
+    prompt_audio: str | None = _field(None, "Audio file to continue, in base64.")
+    prompt_text: str | None = _field(None, "Transcript of `prompt_audio`.")
+    reference_audio: str | None = _field(None, "Audio file of a voice to clone, in base64 (VoxCPM2).")
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, document: Any) -> Any:
         """Some clients send null for omitted fields."""
-        is_object = isinstance(document, dict)
-        return (
-            {name: value for name, value in document.items() if value is not None} if is_object else document
-        )
+        if not isinstance(document, dict):
+            return document
+        return {name: value for name, value in document.items() if value is not None}
 
     @field_validator("response_format", "stream_format", mode="before")
     @classmethod
@@ -168,16 +159,16 @@ class SpeechRequest(BaseModel):
         return Encoder(self.response_format, tts.sample_rate, self.sample_rate)
 
     def runtime_request(
-        self, settings: Settings, served: ServedBundle, max_characters: int, voice: Voice | None, voices: StoredVoices
-    ) -> Request:  # fmt: skip
-        """What the runtime is asked for. voice: the requested one. voices: those that markup may name.
+        self, service: Service, served: ServedBundle, max_characters: int, voice: Voice | None
+    ) -> Request:
+        """What the runtime is asked for. voice: the requested one; markup may name others of the service.
 
         Raises ApiError and InputError.
         """
         if (count := len(self.input)) > max_characters:
             message = f"input: expected at most {max_characters} characters, got {count}"
             raise ApiError(400, message, param="input", code="string_above_max_length")
-        maximum = settings.max_recording_seconds
+        maximum = service.settings.max_recording_seconds
         audio = {field: decode_recording(content, field, maximum) for field, content in self.recordings()}
         if audio and self.voice_name in OPENAI_VOICES:
             # OpenAI's clients must name a voice; a recording overrides OpenAI's names.
@@ -193,7 +184,7 @@ class SpeechRequest(BaseModel):
             control=self.instructions if self.instructions and served.takes_instructions else None,
             options=GenerationOptions(**given),
             seed=self.seed,
-            find_voice=voices.finder(served.tts.built_in_voices) if self.markup else None,
+            find_voice=service.voices.finder(served.tts.built_in_voices) if self.markup else None,
         )
 
 
@@ -218,16 +209,21 @@ async def speech_request(request: fastapi.Request) -> SpeechRequest:
         raise _invalid(f"expected application/json or {_FORM}, got {kind or 'no content type'}")
 
     def from_json() -> SpeechRequest:
-        try:
-            document = json.loads(body)
-        except (ValueError, RecursionError):
-            document = None
-        if not isinstance(document, dict):
+        if (document := json_object(body)) is None:
             raise _invalid("expected a JSON object")
         return SpeechRequest.checked(document)
 
     # Parsing megabytes would block the event loop.
     return await run_in_threadpool(from_json)
+
+
+def json_object(content: str | bytes) -> dict[str, Any] | None:
+    """The JSON object in a text; None if it is anything else."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 async def _from_form(request: fastapi.Request) -> SpeechRequest:

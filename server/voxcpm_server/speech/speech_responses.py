@@ -70,7 +70,7 @@ async def speak(
         # Of a long text, only those at its beginning are known before the audio.
         headers |= _replaced(stream)
         if events or not whole:
-            return StreamedResponse(parts, stream, content_type, headers, service.settings.client_timeout)
+            return StreamedResponse(parts, stream, content_type, headers)
         body = b"".join([part async for part in parts])
     except BaseException:
         await stream.aclose()
@@ -79,10 +79,8 @@ async def speak(
     for kind, missed in missed_words(stream.missed).items():
         fitting = [{**word, "word": word["word"][:_MAX_WORD]} for word in missed[:_MAX_MISSED]]
         headers[f"X-{kind.title()}-Words"] = json.dumps(fitting)
-    body, words = (
-        encoder.header(encoder.samples) + encoder.completed(body),
-        encoder.heard(stream.take_words()),
-    )
+    body = encoder.header(encoder.samples) + encoder.completed(body)
+    words = encoder.heard(stream.take_words())
     if captions is not None:
         return JSONResponse(captions(body, words), 200, headers)
     if timed:
@@ -181,22 +179,22 @@ def with_send_timeout(send: Send, patience: float) -> Send:
 class StreamedResponse(StreamingResponse):
     """A response whose parts are sent as they are generated.
 
-    It ends if the client disconnects or reads nothing for `patience` seconds. After an error the connection is closed
+    It ends if the client disconnects or reads nothing for a time. After an error the connection is closed
     before the end of the body, so that the client notices the truncation. Both the generator and the stream are always
     closed, as closing a generator that never started is a no-op.
     """
 
     def __init__(
-        self, parts: AsyncGenerator[bytes, None], stream: SpeechStream, media_type: str,
-        headers: Mapping[str, str], patience: float
+        self, parts: AsyncGenerator[bytes, None], stream: SpeechStream, media_type: str, headers: Mapping[str, str]
     ) -> None:  # fmt: skip
         super().__init__(parts, 200, headers, media_type)
-        self._parts, self._stream, self._patience = parts, stream, patience
+        self._parts, self._stream = parts, stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the parts."""
         try:
-            await cancel_on_disconnect(receive, self.stream_response(with_send_timeout(send, self._patience)))
+            timed_send = with_send_timeout(send, self._stream.service.settings.client_timeout)
+            await cancel_on_disconnect(receive, self.stream_response(timed_send))
         except Exception as error:  # noqa: BLE001 - the status has been sent
             status = CLIENT_CLOSED if isinstance(error, OSError) else as_api_error(error).status_code
             scope.setdefault("state", {})["final_status"] = status

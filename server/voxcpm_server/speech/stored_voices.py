@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.errors import os_reason
+from voxcpm_constants.errors import naming_errors
 from voxcpm_constants.json_files import read_json
 from voxcpm_constants.user_folders import DEFAULT_VOICE, user_path
 from voxcpm_runtime import InputError, Voice, VoiceStore
@@ -150,13 +150,9 @@ def read_aliases(path: Path | None) -> dict[str, str]:
     """Read aliases from a JSON file. Raises InputError if it is not an object of strings."""
     if path is None:
         return {}
-    file = user_path(path)
-    try:
-        document = read_json(file)
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the aliases ({os_reason(error)})") from None
-    except ValueError:
-        document = None
+    document = None
+    with naming_errors(f"{path}: cannot read the aliases"), suppress(ValueError):
+        document = read_json(user_path(path))
     if not isinstance(document, dict) or not all(isinstance(meant, str) for meant in document.values()):
         raise InputError(f'{path}: expected a JSON object from alias to voice, such as {{"alloy": "ada"}}')
     if DEFAULT_VOICE in document:

@@ -20,6 +20,7 @@ from voxcpm_server.middleware.authentication import KEY_PROTOCOL
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
 from voxcpm_server.speech.speaking import send_with_timeout
+from voxcpm_server.speech.speech_requests import json_object
 from voxcpm_server.streams.open_conversations import SHUTTING_DOWN, shutting_down
 from voxcpm_server.streams.sessions import SessionStream
 
@@ -182,11 +183,7 @@ class JsonSocket(Conversation):
         text = message.get("text")
         if text is None:
             raise ApiError(400, "expected a JSON text message, got a binary one")
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
-            document = None
-        if not isinstance(document, dict):
+        if (document := json_object(text)) is None:
             raise ApiError(400, "expected a JSON object")
         return document
 

@@ -66,8 +66,6 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
         self.encoder = encoder
         self.speaking = False  # whether it speaks or waits for a turn
         self.timed = False  # whether its pieces have words
-        self.missed: list[Word] = []  # words that are unsaid or repeated
-        self.replaced = ""  # characters that the voice cannot say, each once
         self.has_words = False  # whether there was a letter or digit
         self.characters = 0
         self._flushes = 0
@@ -177,8 +175,6 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
 
     def _encode(self, chunk: AudioChunk, rate: int) -> SpokenPiece:
         audio = chunk.pcm.astype(np.float32) / np.float32(PEAK)
-        self.missed += [word for word in chunk.words if word.said != 1]
-        if chunk.spoken is not None:
-            self.replaced = "".join(dict.fromkeys(self.replaced + chunk.spoken.replaced))
+        self.note(chunk.words, chunk.spoken.replaced if chunk.spoken is not None else "")
         words = self.encoder.heard(chunk.words) if self.timed else ()
         return SpokenPiece(self.encoder.encode(audio), chunk.sentence, chunk.text, len(audio) / rate, words)

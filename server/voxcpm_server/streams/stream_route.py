@@ -96,9 +96,9 @@ class _Speaker(JsonSocket):
         def prepare(served: ServedBundle) -> tuple[Request, Encoder]:
             if body.instructions and not served.takes_instructions:
                 ignored.append("instructions")
-            settings, voices = self.service.settings, self.service.voices
-            voice = voices.named(body.voice_name, served.tts.built_in_voices)
-            request = bare.runtime_request(settings, served, settings.max_characters, voice, voices)
+            voice = self.service.voices.named(body.voice_name, served.tts.built_in_voices)
+            maximum = self.service.settings.max_characters
+            request = bare.runtime_request(self.service, served, maximum, voice)
             return request, body.encoder(served.tts)
 
         self._stream = stream = await self.open_stream(body.model, prepare)

@@ -1,6 +1,6 @@
 // Jobs: submit, poll, play, download, delete.
 
-import { capitalize, fetchOk, pathSegment } from "./server.js";
+import { capitalize, fetchOk } from "./server.js";
 import { save } from "./wav.js";
 
 const PATH = "v1/audio/jobs";
@@ -62,7 +62,7 @@ export class Jobs {
   }
 
   async #audio(id) {
-    return (await fetchOk(`${PATH}/${pathSegment(id)}/audio`)).blob();
+    return (await fetchOk(`${PATH}/${encodeURIComponent(id)}/audio`)).blob();
   }
 
   /** Replaces the button by a player. */
@@ -79,7 +79,7 @@ export class Jobs {
 
   async #delete(id) {
     if (!(await this.#page.sure("Delete this job and its speech?"))) return;
-    await fetchOk(`${PATH}/${pathSegment(id)}`, { method: "DELETE" });
+    await fetchOk(`${PATH}/${encodeURIComponent(id)}`, { method: "DELETE" });
     await this.list();
     element("submit-job").focus();
     this.#page.say("Job deleted.");

@@ -39,9 +39,6 @@ export async function fetchOk(path, { json, headers = {}, ...options } = {}) {
   return answer;
 }
 
-/** Encodes a name as a path segment. */
-export const pathSegment = encodeURIComponent;
-
 /** Capitalizes the first letter. */
 export const capitalize = (line) => line.charAt(0).toUpperCase() + line.slice(1);
 

@@ -1,6 +1,6 @@
 // Voices: list, preview, delete, and create from a recording or a file.
 
-import { fetchOk, pathSegment } from "./server.js";
+import { fetchOk } from "./server.js";
 import { Microphone } from "./microphone.js";
 import { encodeWav } from "./wav.js";
 import { Waveform } from "./waveform.js";
@@ -86,7 +86,7 @@ export class Voices {
     else if (!own) hint.textContent = "Another name for a voice, for client compatibility.";
     if (!own) return;
     await this.#page.attempt(async () => {
-      const voiceFacts = await (await fetchOk(`v1/audio/voices/${pathSegment(voice)}`)).json();
+      const voiceFacts = await (await fetchOk(`v1/audio/voices/${encodeURIComponent(voice)}`)).json();
       if (element("voice").value === voice) hint.textContent = description(voiceFacts);
     });
   }
@@ -96,7 +96,7 @@ export class Voices {
     const button = element("preview");
     button.disabled = true;
     try {
-      const answer = await fetchOk(`v1/audio/voices/${pathSegment(element("voice").value)}/preview`);
+      const answer = await fetchOk(`v1/audio/voices/${encodeURIComponent(element("voice").value)}/preview`);
       this.#audio = new Audio(URL.createObjectURL(await answer.blob()));
       this.#audio.addEventListener("ended", () => this.#stopPreview());
       button.textContent = "Stop";
@@ -119,7 +119,7 @@ export class Voices {
   async #delete() {
     const voice = element("voice").value;
     if (!(await this.#page.sure(`Delete the voice ${voice}? This cannot be undone.`))) return;
-    await fetchOk(`v1/audio/voices/${pathSegment(voice)}`, { method: "DELETE" });
+    await fetchOk(`v1/audio/voices/${encodeURIComponent(voice)}`, { method: "DELETE" });
     await this.list(DEFAULT);
     element("voice").focus();
     this.#page.say(`Voice ${voice} deleted.`);
