@@ -163,6 +163,11 @@ class Manifest(_Record):
         """The declarations of a step model's packages, usually just its own."""
         return parts(self.step_models[step_model], self.sizes)
 
+    @property
+    def packages(self) -> tuple[StepModel, ...]:
+        """The declarations of all packages."""
+        return tuple(package for step_model in self.step_models for package in self.parts(step_model))
+
     def for_several(self) -> Manifest:
         """This manifest, to open the functions for `sizes.together` utterances instead of those for one."""
         shared = {name: model for name, model in self.step_models.items() if model.is_shared}
@@ -181,8 +186,7 @@ class Manifest(_Record):
         return [
             str(self.package_path(precision, package.name))
             for precision in precisions
-            for step_model in self.step_models
-            for package in self.parts(step_model)
+            for package in self.packages
         ]
 
     def check_complete(self, bundle: Path) -> None:

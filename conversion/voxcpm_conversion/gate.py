@@ -109,8 +109,7 @@ def measurements(bundle: Path, manifest: Manifest) -> list[Measured]:
     found = (
         bundle / measured_path(precision, package.name)
         for precision in manifest.precisions
-        for step_model in manifest.step_models
-        for package in manifest.parts(step_model)
+        for package in manifest.packages
     )
     return [Measured.model_validate_json(path.read_bytes()) for path in found if path.is_file()]
 
@@ -215,19 +214,18 @@ class Gate:
 
     def overflow_lines(self) -> Iterator[str]:
         """A line for each package with values near fp16's largest one on the recorded sentence."""
-        for step_model in self._manifest.step_models:
-            for package in self._manifest.parts(step_model):
-                if package.precision_in("fp16") == "fp32":
-                    continue
-                self._recording.reference(package)
-                heard = self._recording.heard[package.name]
-                layer = max(heard, key=lambda name: heard[name].peak)
-                if not heard[layer].peak < _NEAR_LIMIT:
-                    way_out = "--audio-vae-fp32" if step_model.startswith("audio_vae") else "--precision fp32"
-                    yield (
-                        f"{package.name}: values up to {heard[layer].peak:.0f} at {layer}, and float16 ends at "
-                        f"{_LIMIT:.0f}; if it sounds wrong, convert with {way_out}"
-                    )
+        for package in self._manifest.packages:
+            if package.precision_in("fp16") == "fp32":
+                continue
+            self._recording.reference(package)
+            heard = self._recording.heard[package.name]
+            layer = max(heard, key=lambda name: heard[name].peak)
+            if not heard[layer].peak < _NEAR_LIMIT:
+                way_out = "--audio-vae-fp32" if package.name.startswith("audio_vae") else "--precision fp32"
+                yield (
+                    f"{package.name}: values up to {heard[layer].peak:.0f} at {layer}, and float16 ends at "
+                    f"{_LIMIT:.0f}; if it sounds wrong, convert with {way_out}"
+                )
 
 
 @contextmanager

@@ -138,8 +138,7 @@ class Recording:
 
     def float_step(self, package: StepModel, modules: VoxCPMModules | None = None) -> FloatStep:
         """The float32 module of a package. modules: with its weights, if they are in memory."""
-        parts = (part for model in self._whole.step_models for part in self._whole.parts(model))
-        declared = next(part for part in parts if part.name == package.name)
+        declared = next(whole for whole in self._whole.packages if whole.name == package.name)
         return FloatStep(self._checkpoint, self._whole, declared, modules)
 
     def reference(self, package: StepModel, modules: VoxCPMModules | None = None) -> Outputs:
