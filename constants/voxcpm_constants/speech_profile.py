@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from voxcpm_constants.errors import CheckpointError, first_wrong_field
-from voxcpm_constants.json_files import read_json
+from voxcpm_constants.json_files import checkpoint_json
 
 SPEECH_FILE = "speech.json"
 _MIN_TOKENS = 8
@@ -49,10 +49,7 @@ class SpeechProfile(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
         path = checkpoint / SPEECH_FILE
         if not path.exists():
             return None
-        try:
-            document = read_json(path)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
+        document = checkpoint_json(path)
         try:
             return cls.model_validate(document)
         except ValidationError as error:

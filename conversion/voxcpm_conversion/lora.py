@@ -16,15 +16,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from torch import nn
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError, first_wrong_field
-from voxcpm_constants.json_files import read_json
+from voxcpm_constants.json_files import checkpoint_json
 from voxcpm_constants.manifest import MergedLora, record_file
 from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_conversion.modules.voxcpm import empty_modules
@@ -57,11 +56,11 @@ _KIND = re.compile(r"^(\w+)\..*\b(\w+)$")
 _ATTENTION = ("q_proj", "v_proj", "k_proj", "o_proj")
 
 
-class LoraConfig(BaseModel):
-    """The `lora_config` block of lora_config.json, with the defaults of upstream's `LoRAConfig`."""
+class LoraConfig(BaseModel, extra="allow", frozen=True):
+    """The `lora_config` block of lora_config.json, with the defaults of upstream's `LoRAConfig`.
 
-    # Upstream ignores unknown keys. They are allowed here too, but stored, so that `remarks` can report them.
-    model_config = ConfigDict(extra="allow", frozen=True)
+    Upstream ignores unknown keys. They are allowed here too, but stored, so that `remarks` can report them.
+    """
 
     enable_lm: bool = False
     enable_dit: bool = False
@@ -255,10 +254,7 @@ _PLAIN_PEFT = {"use_dora": False, "use_rslora": False, "bias": "none", "rank_pat
 
 def _settings(path: Path) -> tuple[LoraConfig, object]:
     """The settings in a file of upstream's or PEFT's form, and the base that it was made for, if known."""
-    try:
-        document: Any = read_json(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
+    document = checkpoint_json(path)
     is_peft = path.name == PEFT_CONFIG_FILE and isinstance(document, dict)
     # Upstream's training writes this block, and its loading fails without it.
     if not is_peft and not (isinstance(document, dict) and isinstance(document.get("lora_config"), dict)):
