@@ -12,10 +12,15 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pydantic import BaseModel
 from pydantic_core import from_json
 
 from voxcpm_constants.bounds import MAX_JSON_BYTES
 from voxcpm_constants.errors import CheckpointError
+
+
+class Record(BaseModel, extra="forbid", frozen=True):
+    """A part of a JSON document: immutable, without other fields."""
 
 
 def read_json(path: Path) -> Any:

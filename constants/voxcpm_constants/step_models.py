@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from itertools import pairwise, starmap
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.audio_vae_contexts import decoder_contexts, encoder_contexts
 from voxcpm_constants.bounds import MAX_AXIS_LENGTH, MAX_EULER_STEPS, MAX_LAYERS, MAX_POSITIONS
+from voxcpm_constants.json_files import Record
 
 AUDIO_VAE_ENCODER = "audio_vae_encoder"
 AUDIO_VAE_DECODER = "audio_vae_decoder"
@@ -50,11 +51,7 @@ Dtype = Literal["float32", "int32", "compute"]
 Axis = int | tuple[int, ...]  # The length of an axis, or all lengths that an enumerated axis may have
 
 
-class _Declaration(BaseModel, extra="forbid", frozen=True):
-    """Immutable, without other fields."""
-
-
-class TensorSpec(_Declaration):
+class TensorSpec(Record):
     """One input, output or state tensor.
 
     KV caches and convolution contexts have the dtype "compute", so that no step casts a whole cache.
@@ -75,7 +72,7 @@ class TensorSpec(_Declaration):
         return tuple(axis if isinstance(axis, int) else axis[chunk] for axis in self.shape)
 
 
-class StepModel(_Declaration):
+class StepModel(Record):
     """The inputs, outputs and state of one step model, in order."""
 
     name: str
@@ -140,7 +137,7 @@ class AlignmentHead(NamedTuple):
     score: float  # From 0 to 1
 
 
-class StepSizes(_Declaration):
+class StepSizes(Record):
     """Sizes chosen by the user at conversion, such as the cache length and chunk lengths."""
 
     kv_length: int = Field(default=1024, gt=0, le=MAX_POSITIONS)

@@ -16,10 +16,10 @@ from typing import Any, cast
 from unittest import mock
 
 import numpy as np
-from pydantic import BaseModel
 from torch import Tensor, nn
 
 from voxcpm_constants.errors import BundleError, VoxCPMWarning, first_line
+from voxcpm_constants.json_files import Record
 from voxcpm_constants.manifest import VECTORS_FOLDER, Manifest, record_folder
 from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_constants.user_folders import CACHE_VARIABLE
@@ -67,7 +67,7 @@ _NEAR_LIMIT = _LIMIT / 4
 """Other sentences have larger values."""
 
 
-class Measured(BaseModel, extra="forbid", frozen=True):
+class Measured(Record):
     """The figures of one quantised package, and the weights that stayed in fp16."""
 
     package: str
