@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -86,6 +84,11 @@ def register_index_copy(operation: Literal["scatter", "slice_update"]) -> None:
     from coremltools.converters.mil import Builder, register_torch_op
     from coremltools.converters.mil.frontend.torch.ops import _get_inputs
 
+    def scattered(data: Any, axis: int, indices: Any, updates: Any, name: str) -> Any:
+        return Builder.scatter(
+            data=data, indices=indices, updates=updates, axis=axis, mode="update", name=name
+        )
+
     def slice_updated(data: Any, axis: int, indices: Any, updates: Any, name: str) -> Any:
         elsewhere = [other != axis for other in range(data.rank)]
         first = Builder.slice_by_size(x=indices, begin=[0], size=[1])
@@ -99,12 +102,11 @@ def register_index_copy(operation: Literal["scatter", "slice_update"]) -> None:
             begin_mask=elsewhere, end_mask=elsewhere, name=name,
         )  # fmt: skip
 
-    scattered = partial(Builder.scatter, mode="update")
-    write: Callable[..., Any] = scattered if operation == "scatter" else slice_updated
+    write = {"scatter": scattered, "slice_update": slice_updated}[operation]
 
     def index_copy(context: Any, node: Any) -> None:
         data, axis, indices, updates = _get_inputs(context, node, expected=4)
-        context.add(write(data=data, axis=axis.val, indices=indices, updates=updates, name=node.name))
+        context.add(write(data, axis.val, indices, updates, node.name))
 
     def index_put(context: Any, node: Any) -> None:
         data, indices, updates, *_ = _get_inputs(context, node)
