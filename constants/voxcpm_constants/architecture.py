@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from voxcpm_constants.bounds import MAX_LAYERS, MAX_POSITIONS, MAX_RATE
 from voxcpm_constants.errors import CheckpointError, first_wrong_field
 from voxcpm_constants.generations import GENERATIONS, Generation, Traits
-from voxcpm_constants.json_files import read_json
+from voxcpm_constants.json_files import checkpoint_json
 
 _Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
 # Published checkpoints have widths of at most 8192, strides of at most 8, and 73,448 tokens.
@@ -27,9 +27,8 @@ _Strides = Annotated[tuple[_Stride, ...], Field(min_length=1, max_length=16)]
 _Factors = Annotated[tuple[float, ...], Field(max_length=1 << 17)]
 
 
-class _Config(BaseModel):
-    # Upstream ignores unknown keys. They are allowed here too, but stored, so that `unknown_keys` can report typos.
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False, protected_namespaces=())
+class _Config(BaseModel, extra="allow", frozen=True, allow_inf_nan=False):
+    """Upstream ignores unknown keys. They are allowed here too, but stored, so that `unknown_keys` can report typos."""
 
 
 class RopeScaling(_Config):
@@ -173,13 +172,7 @@ class Architecture(_Config):
     @classmethod
     def from_file(cls, path: Path) -> Architecture:
         """Read `config.json`. Raises CheckpointError, whose message names the first wrong field."""
-        try:
-            document = read_json(path)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{path}: expected a VoxCPM config.json, but it cannot be read ({error})"
-            ) from None
-        return cls.from_document(document, str(path))
+        return cls.from_document(checkpoint_json(path, "a VoxCPM config.json"), str(path))
 
     @classmethod
     def from_document(cls, document: object, name: str = "config.json") -> Architecture:

@@ -12,14 +12,28 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pydantic import BaseModel
 from pydantic_core import from_json
 
 from voxcpm_constants.bounds import MAX_JSON_BYTES
+from voxcpm_constants.errors import CheckpointError
+
+
+class Record(BaseModel, extra="forbid", frozen=True):
+    """A part of a JSON document: immutable, without other fields."""
 
 
 def read_json(path: Path) -> Any:
     """The document of a UTF-8 file. Raises OSError, and a one-line ValueError if it is not JSON or too large."""
     return parsed_json(json_content(path))
+
+
+def checkpoint_json(path: Path, what: str = "JSON") -> Any:
+    """The document of a file that a conversion reads. Raises CheckpointError if it cannot be read as `what`."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected {what}, but it cannot be read ({error})") from None
 
 
 def json_content(path: Path) -> bytes:

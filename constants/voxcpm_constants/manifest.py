@@ -20,12 +20,12 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import constant_shapes
 from voxcpm_constants.errors import BundleError, first_wrong_field
-from voxcpm_constants.json_files import json_content, parsed_json
+from voxcpm_constants.json_files import Record, json_content, parsed_json
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
@@ -51,18 +51,14 @@ VECTORS_FOLDER = "vectors"
 _SYSTEM_FILES = re.compile(r"\.DS_Store|Thumbs\.db|desktop\.ini|\._.*")
 
 
-class _Record(BaseModel, extra="forbid", frozen=True):
-    """Immutable, without other fields."""
-
-
-class FileRecord(_Record):
+class FileRecord(Record):
     """Size in bytes and SHA-256 of one file."""
 
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
-class MergedLora(_Record):
+class MergedLora(Record):
     """A LoRA that was merged into the weights: each changed weight is W + alpha / r · B A."""
 
     name: str  # Name of its folder or weight file
@@ -74,7 +70,7 @@ class MergedLora(_Record):
     """Kinds of changed weights: base_lm.q_proj stands for the q_proj of any layer of the base LM."""
 
 
-class Source(_Record):
+class Source(Record):
     """The origin of a bundle's weights."""
 
     checkpoint: str  # Folder name or hub id
@@ -85,7 +81,7 @@ class Source(_Record):
     """Licence of the weights, as an SPDX identifier or a hub's name for it; empty if the checkpoint names none."""
 
 
-class Manifest(_Record):
+class Manifest(Record):
     """The contents of `manifest.json`."""
 
     schema_version: int = Field(default=SCHEMA_VERSION, strict=True)
@@ -163,6 +159,11 @@ class Manifest(_Record):
         """The declarations of a step model's packages, usually just its own."""
         return parts(self.step_models[step_model], self.sizes)
 
+    @property
+    def packages(self) -> tuple[StepModel, ...]:
+        """The declarations of all packages."""
+        return tuple(package for step_model in self.step_models for package in self.parts(step_model))
+
     def for_several(self) -> Manifest:
         """This manifest, to open the functions for `sizes.together` utterances instead of those for one."""
         shared = {name: model for name, model in self.step_models.items() if model.is_shared}
@@ -181,8 +182,7 @@ class Manifest(_Record):
         return [
             str(self.package_path(precision, package.name))
             for precision in precisions
-            for step_model in self.step_models
-            for package in self.parts(step_model)
+            for package in self.packages
         ]
 
     def check_complete(self, bundle: Path) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from voxcpm_constants.errors import CheckpointError, first_wrong_field
-from voxcpm_constants.json_files import read_json
+from voxcpm_constants.json_files import Record, checkpoint_json
 
 SPEECH_FILE = "speech.json"
 _MIN_TOKENS = 8
 
 
-class SpeechProfile(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
+class SpeechProfile(Record, allow_inf_nan=False):
     """The contents of `speech.json`. Unknown fields are rejected."""
 
     longest_seconds: float = Field(gt=0, le=600)
@@ -32,7 +32,7 @@ class SpeechProfile(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
     """The built-in voice that speaks where a call names none; None for another one with each seed."""
     language: str | None = None  # Language of the texts, as an ISO 639 code such as "en"
     licence: str = ""  # Licence of the weights, as an SPDX identifier; empty if unknown
-    figures: dict[str, str] = {}  # Measured figures by name, for the model card
+    figures: dict[str, str] = Field(default_factory=dict)  # Measured figures by name, for the model card
 
     @model_validator(mode="after")
     def _check_duration(self) -> SpeechProfile:
@@ -49,10 +49,7 @@ class SpeechProfile(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
         path = checkpoint / SPEECH_FILE
         if not path.exists():
             return None
-        try:
-            document = read_json(path)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
+        document = checkpoint_json(path)
         try:
             return cls.model_validate(document)
         except ValidationError as error:

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from itertools import pairwise, starmap
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.audio_vae_contexts import decoder_contexts, encoder_contexts
 from voxcpm_constants.bounds import MAX_AXIS_LENGTH, MAX_EULER_STEPS, MAX_LAYERS, MAX_POSITIONS
+from voxcpm_constants.json_files import Record
 
 AUDIO_VAE_ENCODER = "audio_vae_encoder"
 AUDIO_VAE_DECODER = "audio_vae_decoder"
@@ -44,26 +45,21 @@ _ZERO_VELOCITY_FRACTION = 0.04
 PART_OUTPUT = "hidden_states"  # The output of each part except the last: the `embeddings` of the next one
 ATTENTION = "attention"  # An optional output of the base LM's decode step: rows of the alignment heads
 
-ContextDtype = Literal["float32", "compute"]
-"""The dtype of the AudioVAE's contexts and arithmetic."""
+Dtype = Literal["float32", "int32", "compute"]
+"""compute: the package's own arithmetic, float32 in fp32 packages, float16 in all others."""
 
 Axis = int | tuple[int, ...]  # The length of an axis, or all lengths that an enumerated axis may have
 
 
-class _Declaration(BaseModel, extra="forbid", frozen=True):
-    """Immutable, without other fields."""
-
-
-class TensorSpec(_Declaration):
+class TensorSpec(Record):
     """One input, output or state tensor.
 
-    dtype "compute" is the package's own arithmetic: float32 in fp32 packages, float16 in all others.
-    KV caches and convolution contexts have this dtype, so that no step casts a whole cache.
+    KV caches and convolution contexts have the dtype "compute", so that no step casts a whole cache.
     """
 
     name: str
     shape: tuple[Axis, ...]
-    dtype: Literal["float32", "int32", "compute"] = "float32"
+    dtype: Dtype = "float32"
     meaning: str
 
     @property
@@ -76,7 +72,7 @@ class TensorSpec(_Declaration):
         return tuple(axis if isinstance(axis, int) else axis[chunk] for axis in self.shape)
 
 
-class StepModel(_Declaration):
+class StepModel(Record):
     """The inputs, outputs and state of one step model, in order."""
 
     name: str
@@ -141,7 +137,7 @@ class AlignmentHead(NamedTuple):
     score: float  # From 0 to 1
 
 
-class StepSizes(_Declaration):
+class StepSizes(Record):
     """Sizes chosen by the user at conversion, such as the cache length and chunk lengths."""
 
     kv_length: int = Field(default=1024, gt=0, le=MAX_POSITIONS)
@@ -174,7 +170,7 @@ def declare_step_models(
     audio_vae_fp32: the AudioVAE computes in float32 in every precision. stacked: a package of a language model has two
     caches, the keys and the values of all its layers, instead of two a layer.
     """
-    contexts: ContextDtype = "float32" if audio_vae_fp32 else "compute"
+    contexts: Dtype = "float32" if audio_vae_fp32 else "compute"
     hidden = architecture.base_lm.hidden_size
     base_lm = _lm_step(
         BASE_LM_STEP,
@@ -218,16 +214,11 @@ def encoder_patches(a: Architecture) -> tuple[int, ...]:
     return (1, maximum) if maximum > 1 else (1,)
 
 
-def _tensor(
-    name: str,
-    shape: tuple[Axis, ...],
-    meaning: str,
-    dtype: Literal["float32", "int32", "compute"] = "float32",
-) -> TensorSpec:
+def _tensor(name: str, shape: tuple[Axis, ...], meaning: str, dtype: Dtype = "float32") -> TensorSpec:
     return TensorSpec(name=name, shape=shape, dtype=dtype, meaning=meaning)
 
 
-def _audio_vae_encoder(a: Architecture, contexts: ContextDtype) -> StepModel:
+def _audio_vae_encoder(a: Architecture, contexts: Dtype) -> StepModel:
     samples = _axis(encoder_patches(a), a.patch_input_samples)
     frames = _axis(encoder_patches(a), a.patch_size)
     return StepModel(
@@ -238,7 +229,7 @@ def _audio_vae_encoder(a: Architecture, contexts: ContextDtype) -> StepModel:
     )
 
 
-def _audio_vae_decoder(a: Architecture, contexts: ContextDtype) -> StepModel:
+def _audio_vae_decoder(a: Architecture, contexts: Dtype) -> StepModel:
     # One patch: longer chunks round differently, and streaming must give exactly the samples of offline generation.
     latents, audio = (1, a.feat_dim, a.patch_size), (1, 1, a.patch_output_samples)
     return StepModel(
@@ -340,7 +331,7 @@ def _locdit_solve(a: Architecture, sizes: StepSizes) -> StepModel:
     )
 
 
-def _contexts(widths: Iterator[tuple[int, int]], dtype: ContextDtype) -> tuple[TensorSpec, ...]:
+def _contexts(widths: Iterator[tuple[int, int]], dtype: Dtype) -> tuple[TensorSpec, ...]:
     return tuple(
         _tensor(
             f"context_{index:02d}", (1, channels, width), f"left context of causal convolution {index}", dtype

@@ -50,9 +50,7 @@ StateForm = Literal["passed", "rows", "native"]
 """passed: inputs and outputs. rows: inputs, whose new rows are outputs. native: states of Core ML or Core AI."""
 
 MAIN = "main"  # Name of the function in a package that has only one
-_TOGETHER = (
-    "together_"  # Beginning of the name of a function for several utterances; their number is the rest
-)
+_TOGETHER = "together_"  # Begins the name of a function for several utterances; their number follows
 
 
 class PackageForm(NamedTuple):

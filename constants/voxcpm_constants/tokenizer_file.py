@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from tokenizers import AddedToken, Tokenizer
 
 from voxcpm_constants.errors import first_line, first_wrong_field
@@ -43,10 +43,8 @@ _UNKNOWN = "<unk>"
 _T = TypeVar("_T")
 
 
-class _AddedToken(BaseModel):
+class _AddedToken(BaseModel, strict=True):
     """A token that is matched before BPE, with the library's defaults."""
-
-    model_config = ConfigDict(strict=True)
 
     content: str
     # The library panics if two tokens that absorb adjacent text overlap.
@@ -57,19 +55,16 @@ class _AddedToken(BaseModel):
     special: bool = False
 
 
-class _NamedToken(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    content: str
+def _content(token: Any) -> Any:
+    return token.get("content") if isinstance(token, dict) else token
 
 
-_Named = str | _NamedToken
+_Named = Annotated[str, BeforeValidator(_content)]
+"""The content of a token, which may be the text itself or an object with its properties."""
 
 
-class _Config(BaseModel):
+class _Config(BaseModel, strict=True):
     """The keys of `tokenizer_config.json` that are used, with the defaults of transformers."""
-
-    model_config = ConfigDict(strict=True)
 
     bos_token: _Named | None = "<s>"  # noqa: S105 - no password
     eos_token: _Named | None = "</s>"  # noqa: S105 - likewise
@@ -87,7 +82,7 @@ class _Config(BaseModel):
 
     def unknown(self) -> str:
         """The token of unknown characters."""
-        return _content(self.unk_token or _UNKNOWN)
+        return self.unk_token or _UNKNOWN
 
     def named(self) -> list[str]:
         """The named special tokens, in the order in which transformers adds them."""
@@ -97,7 +92,7 @@ class _Config(BaseModel):
         ]
         extra = self.extra_special_tokens or self.additional_special_tokens or []
         values = [*own, *(extra.values() if isinstance(extra, dict) else extra)]
-        return [_content(value) for value in values if value is not None]
+        return [value for value in values if value is not None]
 
 
 def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenizer, str]:
@@ -186,10 +181,6 @@ def _listed_tokens(document: dict[str, Any]) -> list[_AddedToken]:
         return [_AddedToken.model_validate(record) for record in listed]
     except ValidationError as error:
         raise ValueError(f"added_tokens: {first_wrong_field(error)}") from None
-
-
-def _content(token: _Named) -> str:
-    return token if isinstance(token, str) else token.content
 
 
 def _read(path: Path, read: Callable[[Path], _T]) -> _T:

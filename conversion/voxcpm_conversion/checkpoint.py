@@ -17,6 +17,7 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -65,38 +66,37 @@ class _Weight:
     stored: tuple[str, ...]
 
 
+@dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """An opened checkpoint. speech: its `speech.json`, if any. lora: merged into the weights as they are read."""
+    """An opened checkpoint."""
 
-    def __init__(
-        self,
-        folder: Path,
-        architecture: Architecture,
-        files: tuple[WeightFile, ...],
-        name: str,
-        revision: str | None,
-        speech: SpeechProfile | None = None,
-        lora: Lora | None = None,
-    ) -> None:
-        self.folder = folder
-        self.architecture = architecture
-        self.speech = speech
-        self.lora = lora
-        self._name = name
-        self._revision = revision
-        self._files = files
-        model, *vaes = files
+    folder: Path
+    architecture: Architecture
+    files: tuple[WeightFile, ...]
+    name: str
+    revision: str | None
+    speech: SpeechProfile | None  # Its `speech.json`
+    lora: Lora | None  # Merged into the weights as they are read
+
+    def __post_init__(self) -> None:
+        """Raises CheckpointError for weights of integers, whose scales are missing or in a form of other programs."""
+        if any(name.endswith(".scales") for name in self._weights):
+            raise mlx_error(self.folder, self.folder, {})
+        integers = [n for n, w in self._weights.items() if not w.file.integers.isdisjoint(w.stored)]
+        if integers:
+            raise CheckpointError(
+                f"{self.folder}: expected weights in float32, float16 or bfloat16, but {integers[0]} and "
+                f"{len(integers) - 1} more are integers, of a quantised form; convert the checkpoint it was made from"
+            )
+
+    @cached_property
+    def _weights(self) -> dict[str, _Weight]:
+        model, *vaes = self.files
         # As in upstream, the AudioVAE's weights come from its own file; a copy inside the model's file is ignored.
-        of_model = {n: w for n, w in _weights(model).items() if not (vaes and n.startswith(VAE_PREFIX))}
-        of_vae = {
-            VAE_PREFIX + n.removeprefix(VAE_PREFIX): w for vae in vaes for n, w in _weights(vae).items()
-        }
-        self._weights = {
-            name: weight
-            for name, weight in {**of_model, **of_vae}.items()
-            if not any(buffer.search(name) for buffer in _BUFFERS)
-        }
-        self._check_quantisation()
+        found = {n: w for n, w in _weights(model).items() if not (vaes and n.startswith(VAE_PREFIX))}
+        for vae in vaes:
+            found |= {VAE_PREFIX + n.removeprefix(VAE_PREFIX): w for n, w in _weights(vae).items()}
+        return {n: w for n, w in found.items() if not any(buffer.search(n) for buffer in _BUFFERS)}
 
     @classmethod
     def open(
@@ -144,17 +144,6 @@ class Checkpoint:
             )
         return cls(folder, architecture, files, name, revision, SpeechProfile.from_checkpoint(folder), merged)
 
-    def _check_quantisation(self) -> None:
-        """Raises CheckpointError for weights of integers, whose scales are missing or in a form of other programs."""
-        if any(name.endswith(".scales") for name in self._weights):
-            raise mlx_error(self.folder, self.folder, {})
-        integers = [n for n, w in self._weights.items() if not w.file.integers.isdisjoint(w.stored)]
-        if integers:
-            raise CheckpointError(
-                f"{self.folder}: expected weights in float32, float16 or bfloat16, but {integers[0]} and "
-                f"{len(integers) - 1} more are integers, of a quantised form; convert the checkpoint it was made from"
-            )
-
     def shapes(self) -> dict[str, Shape]:
         """Shape of every weight by upstream's name, after weight norm is folded; reads no tensor data."""
         return {name: weight.file.shapes[weight.stored[-1]] for name, weight in self._weights.items()}
@@ -189,7 +178,7 @@ class Checkpoint:
     def sha256(self) -> str:
         """SHA-256 over the contents of the checkpoint's own weight files, in name order."""
         digest = hashlib.sha256()
-        for path in sorted((path for file in self._files for path in file.paths), key=lambda path: path.name):
+        for path in sorted((path for file in self.files for path in file.paths), key=lambda path: path.name):
             with path.open("rb") as stream:
                 while block := stream.read(1 << 20):
                     digest.update(block)
@@ -198,18 +187,12 @@ class Checkpoint:
     def source(self) -> Source:
         """The origin of the weights, as the bundle's manifest records it."""
         return Source(
-            checkpoint=self._name,
-            revision=self._revision,
+            checkpoint=self.name,
+            revision=self.revision,
             sha256=self.sha256(),
             lora=None if self.lora is None else self.lora.record(),
-            licence=self.licence(),
+            licence=(self.speech and self.speech.licence) or licence_in_card(self.folder),
         )
-
-    def licence(self) -> str:
-        """The licence that `speech.json` or the front matter of the checkpoint's README.md names; empty for none."""
-        if self.speech is not None and self.speech.licence:
-            return self.speech.licence
-        return licence_in_card(self.folder)
 
 
 def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:

@@ -173,7 +173,8 @@ def convert(
     # Lines are not wrapped, whatever the width.
     say: Callable[[str], object] = (lambda _: None) if quiet else partial(typer.echo, err=True)
     defaults = PRESETS[one_of("--preset", preset, PRESETS)]
-    precisions = _precisions(precision or defaults.precisions)
+    known = {one_of("--precision", name, PRECISIONS) for name in precision or defaults.precisions}
+    precisions = [p for p in PRECISIONS if p in known]
     deployment = one_of("--target", target or ("macos15" if batch > 1 else defaults.target), TARGETS)
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
     sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment, defaults, batch)
@@ -184,7 +185,6 @@ def convert(
     from voxcpm_conversion.checkpoint import Checkpoint
     from voxcpm_conversion.convert import check_checkpoint, check_forms
     from voxcpm_conversion.convert import convert as convert_checkpoint
-    from voxcpm_conversion.core_ml.packages import why_not_compiled
     from voxcpm_conversion.recipes import base_lm_parts, check_split
 
     # Before a download, and before weights are read.
@@ -249,11 +249,7 @@ def convert(
             report=report,
             say=remarks.append,
         )
-    for remark in remarks:
-        say(remark)
-    if deployment != CORE_AI and (reason := why_not_compiled(deployment)):
-        say(f"No .mlmodelc: {reason}.")
-    for remark in _result(manifest, output):
+    for remark in (*remarks, *_result(manifest, output)):
         say(remark)
     if as_json:
         _print_json(
@@ -262,6 +258,10 @@ def convert(
 
 
 def _result(manifest: Manifest, output: Path) -> Iterator[str]:
+    from voxcpm_conversion.core_ml.packages import why_not_compiled  # With PyTorch
+
+    if manifest.target != CORE_AI and (reason := why_not_compiled(manifest.target)):
+        yield f"No .mlmodelc: {reason}."
     if merged := manifest.source.lora:
         yield (
             f"merged {merged.name} (r {merged.r}, alpha {merged.alpha}) into {merged.weights} weights: "
@@ -298,11 +298,6 @@ def _room(layout: str, precisions: list[Precision], forms: list[str]) -> ModuleT
     if forms:
         raise InputError(f"--layout {layout} has one form only; leave out {', '.join(forms)}")
     return room
-
-
-def _precisions(requested: Sequence[str]) -> list[Precision]:
-    known = {one_of("--precision", name, PRECISIONS) for name in requested}
-    return [p for p in PRECISIONS if p in known]
 
 
 def _remarks(opened: Checkpoint, sizes: StepSizes, target: Target) -> Iterator[str]:

@@ -12,7 +12,6 @@ from types import ModuleType
 import numpy as np
 import numpy.typing as npt
 
-from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import EMBED_TOKENS, constant_shapes, write_constant
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import (
@@ -120,8 +119,16 @@ def convert(
 
 def check_checkpoint(checkpoint: Checkpoint, sizes: StepSizes) -> None:
     """Raises InputError and CheckpointError as `convert` does, before any work."""
-    _check_architecture(checkpoint.architecture, sizes)
-    check_weights(checkpoint.shapes(), checkpoint.architecture)
+    a = checkpoint.architecture
+    if sizes.kv_length > a.max_length:
+        raise InputError(
+            f"--max-length {sizes.kv_length}: this checkpoint supports at most {a.max_length} positions"
+        )
+    if sizes.solver_steps and a.mean_mode:
+        raise InputError(
+            "--solver-steps: unsupported, as this checkpoint's DiT takes each step's length as input (mean mode)"
+        )
+    check_weights(checkpoint.shapes(), a)
 
 
 def _converter(target: Target) -> ModuleType:
@@ -199,17 +206,6 @@ def check_forms(
     if max(sizes.prefill_chunks) > sizes.kv_length:
         raise InputError(
             f"--prefill-chunk {max(sizes.prefill_chunks)} does not fit into a KV cache of {sizes.kv_length} positions"
-        )
-
-
-def _check_architecture(a: Architecture, sizes: StepSizes) -> None:
-    if sizes.kv_length > a.max_length:
-        raise InputError(
-            f"--max-length {sizes.kv_length}: this checkpoint supports at most {a.max_length} positions"
-        )
-    if sizes.solver_steps and a.mean_mode:
-        raise InputError(
-            "--solver-steps: unsupported, as this checkpoint's DiT takes each step's length as input (mean mode)"
         )
 
 

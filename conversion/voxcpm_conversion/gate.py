@@ -16,10 +16,10 @@ from typing import Any, cast
 from unittest import mock
 
 import numpy as np
-from pydantic import BaseModel
 from torch import Tensor, nn
 
 from voxcpm_constants.errors import BundleError, VoxCPMWarning, first_line
+from voxcpm_constants.json_files import Record
 from voxcpm_constants.manifest import VECTORS_FOLDER, Manifest, record_folder
 from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_constants.user_folders import CACHE_VARIABLE
@@ -67,7 +67,7 @@ _NEAR_LIMIT = _LIMIT / 4
 """Other sentences have larger values."""
 
 
-class Measured(BaseModel, extra="forbid", frozen=True):
+class Measured(Record):
     """The figures of one quantised package, and the weights that stayed in fp16."""
 
     package: str
@@ -109,8 +109,7 @@ def measurements(bundle: Path, manifest: Manifest) -> list[Measured]:
     found = (
         bundle / measured_path(precision, package.name)
         for precision in manifest.precisions
-        for step_model in manifest.step_models
-        for package in manifest.parts(step_model)
+        for package in manifest.packages
     )
     return [Measured.model_validate_json(path.read_bytes()) for path in found if path.is_file()]
 
@@ -215,19 +214,18 @@ class Gate:
 
     def overflow_lines(self) -> Iterator[str]:
         """A line for each package with values near fp16's largest one on the recorded sentence."""
-        for step_model in self._manifest.step_models:
-            for package in self._manifest.parts(step_model):
-                if package.precision_in("fp16") == "fp32":
-                    continue
-                self._recording.reference(package)
-                heard = self._recording.heard[package.name]
-                layer = max(heard, key=lambda name: heard[name].peak)
-                if not heard[layer].peak < _NEAR_LIMIT:
-                    way_out = "--audio-vae-fp32" if step_model.startswith("audio_vae") else "--precision fp32"
-                    yield (
-                        f"{package.name}: values up to {heard[layer].peak:.0f} at {layer}, and float16 ends at "
-                        f"{_LIMIT:.0f}; if it sounds wrong, convert with {way_out}"
-                    )
+        for package in self._manifest.packages:
+            if package.precision_in("fp16") == "fp32":
+                continue
+            self._recording.reference(package)
+            heard = self._recording.heard[package.name]
+            layer = max(heard, key=lambda name: heard[name].peak)
+            if not heard[layer].peak < _NEAR_LIMIT:
+                way_out = "--audio-vae-fp32" if package.name.startswith("audio_vae") else "--precision fp32"
+                yield (
+                    f"{package.name}: values up to {heard[layer].peak:.0f} at {layer}, and float16 ends at "
+                    f"{_LIMIT:.0f}; if it sounds wrong, convert with {way_out}"
+                )
 
 
 @contextmanager

@@ -16,15 +16,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from torch import nn
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError, first_wrong_field
-from voxcpm_constants.json_files import read_json
+from voxcpm_constants.json_files import checkpoint_json
 from voxcpm_constants.manifest import MergedLora, record_file
 from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_conversion.modules.voxcpm import empty_modules
@@ -57,11 +56,11 @@ _KIND = re.compile(r"^(\w+)\..*\b(\w+)$")
 _ATTENTION = ("q_proj", "v_proj", "k_proj", "o_proj")
 
 
-class LoraConfig(BaseModel):
-    """The `lora_config` block of lora_config.json, with the defaults of upstream's `LoRAConfig`."""
+class LoraConfig(BaseModel, extra="allow", frozen=True):
+    """The `lora_config` block of lora_config.json, with the defaults of upstream's `LoRAConfig`.
 
-    # Upstream ignores unknown keys. They are allowed here too, but stored, so that `remarks` can report them.
-    model_config = ConfigDict(extra="allow", frozen=True)
+    Upstream ignores unknown keys. They are allowed here too, but stored, so that `remarks` can report them.
+    """
 
     enable_lm: bool = False
     enable_dit: bool = False
@@ -101,7 +100,7 @@ class Lora:
         file: WeightFile,
         config_file: Path | None,
         layers: Mapping[str, Shape],
-        checkpoint: str = "",
+        checkpoint: str,
     ) -> None:
         self.weights = file.paths[0]
         self.config_file = config_file
@@ -116,14 +115,15 @@ class Lora:
         found = self._layers_with_weights(layers)
         self.is_peft = config_file is not None and config_file.name == PEFT_CONFIG_FILE
         # PEFT applies all weights that it saves.
-        self._merged = [layer for layer in found if self.is_peft or self.config.enables(layer)]
-        self._skipped = [layer for layer in found if layer not in self._merged]
-        if not self._merged:
+        self.layers = [layer for layer in found if self.is_peft or self.config.enables(layer)]
+        """Names of the linear layers that it updates."""
+        self._skipped = [layer for layer in found if layer not in self.layers]
+        if not self.layers:
             raise CheckpointError(
                 f"{self.weights}: expected weights of layers that {LORA_CONFIG_FILE} enables, but "
                 f"{_some(self._skipped)} is not among them"
             )
-        for layer in self._merged:
+        for layer in self.layers:
             self._check_pair(layer, layers[layer])
 
     @classmethod
@@ -158,15 +158,10 @@ class Lora:
     def merged(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """The checkpoint's float32 weight `name` with this LoRA added; unchanged if the LoRA does not update it."""
         layer = name.removesuffix(".weight")
-        if layer not in self._merged:
+        if layer not in self.layers:
             return weight
         a, b = (self._file.read(self._keys[f"{layer}.{half}"]).to(torch.float32) for half in (_A, _B))
         return torch.addmm(weight, b, a, alpha=self.config.alpha / self.config.r)
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Names of the linear layers that it updates."""
-        return tuple(self._merged)
 
     def renamed_tensors(self) -> dict[str, torch.Tensor]:
         """All its tensors by upstream's names, `layer.lora_A` (r, in) and `layer.lora_B` (out, r).
@@ -184,8 +179,8 @@ class Lora:
             sha256=record_file(self.weights).sha256,
             r=self.config.r,
             alpha=self.config.alpha,
-            weights=len(self._merged),
-            modules=tuple(sorted({_KIND.sub(r"\1.\2", layer) for layer in self._merged})),
+            weights=len(self.layers),
+            modules=tuple(sorted({_KIND.sub(r"\1.\2", layer) for layer in self.layers})),
         )
 
     def remarks(self) -> list[str]:
@@ -231,11 +226,9 @@ class Lora:
 
 
 def _weight_file(path: Path) -> Path:
-    if path.is_dir() and not any((path / name).is_file() for name in WEIGHT_FILES):
-        path = path / _LATEST if (path / _LATEST).is_dir() else path
     if path.is_dir():
-        weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
-        if weights is None:
+        files = (folder / name for folder in (path, path / _LATEST) for name in WEIGHT_FILES)
+        if (weights := next(filter(Path.is_file, files), None)) is None:
             raise CheckpointError(
                 f"{path}: expected a LoRA, {_NAMES}, found none of them; "
                 "a full fine-tune is converted as a checkpoint"
@@ -255,10 +248,7 @@ _PLAIN_PEFT = {"use_dora": False, "use_rslora": False, "bias": "none", "rank_pat
 
 def _settings(path: Path) -> tuple[LoraConfig, object]:
     """The settings in a file of upstream's or PEFT's form, and the base that it was made for, if known."""
-    try:
-        document: Any = read_json(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
+    document = checkpoint_json(path)
     is_peft = path.name == PEFT_CONFIG_FILE and isinstance(document, dict)
     # Upstream's training writes this block, and its loading fails without it.
     if not is_peft and not (isinstance(document, dict) and isinstance(document.get("lora_config"), dict)):

@@ -110,7 +110,7 @@ def model_card(manifest: Manifest, measured: Sequence[Sequence[str]] = ()) -> st
         front_matter=front_matter.to_yaml(),
         name=name if source.lora is None else f"{name} with {source.lora.name}",
         framework=framework,
-        count=len(_packages(manifest)),
+        count=len(manifest.packages),
         facts=_table(("", ""), _facts(manifest)),
         shared=_megabytes(manifest, CONSTANTS_FOLDER, TOKENIZER_FOLDER),
         sizes=_table(("package", *manifest.precisions), _sizes(manifest)),
@@ -166,15 +166,10 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _sizes(manifest: Manifest) -> Iterator[list[str]]:
-    for name in _packages(manifest):
-        folders = (manifest.package_path(precision, name) for precision in manifest.precisions)
-        yield [name, *(_megabytes(manifest, str(folder)) for folder in folders)]
+    for package in manifest.packages:
+        folders = (manifest.package_path(precision, package.name) for precision in manifest.precisions)
+        yield [package.name, *(_megabytes(manifest, str(folder)) for folder in folders)]
     yield ["total", *(_megabytes(manifest, precision) for precision in manifest.precisions)]
-
-
-def _packages(manifest: Manifest) -> list[str]:
-    """Names of the packages: step models, or their parts if there are several."""
-    return [part.name for name in manifest.step_models for part in manifest.parts(name)]
 
 
 def _megabytes(manifest: Manifest, *folders: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -68,23 +68,21 @@ def hearing(module: nn.Module) -> Iterator[dict[str, Heard]]:
     """What the innermost layers of a module hear until the end of the context, by name."""
     heard: dict[str, Heard] = {}
 
-    def hook(name: str, layer: nn.Module) -> Any:
-        def hear(_: nn.Module, inputs: Any, outputs: Any) -> None:
-            tensors = (*inputs, *(outputs if isinstance(outputs, tuple) else (outputs,)))
-            # Without copies: |tensor| takes thirteen times as long.
-            ends = [abs(end) for t in tensors if isinstance(t, Tensor) and t.numel() for end in t.aminmax()]
-            was = heard.get(name, Heard())
-            heard[name] = was._replace(peak=float(np.max([was.peak, *ends])))
-            if isinstance(layer, WEIGHTED):
-                x, axis = inputs[0], -1 if isinstance(layer, nn.Linear) else -2
-                others = [each for each in range(-x.ndim, 0) if each != axis]
-                energies = was.inputs + torch.linalg.vector_norm(x, dim=others).square()
-                power = was.outputs + float(outputs.var(axis, correction=0).sum()) * outputs.shape[axis]
-                heard[name] = heard[name]._replace(inputs=energies, outputs=power)
+    def hear(name: str, layer: nn.Module, inputs: Any, outputs: Any) -> None:
+        tensors = (*inputs, *(outputs if isinstance(outputs, tuple) else (outputs,)))
+        # Without copies: |tensor| takes thirteen times as long.
+        ends = [abs(end) for t in tensors if isinstance(t, Tensor) and t.numel() for end in t.aminmax()]
+        was = heard.get(name, Heard())
+        heard[name] = was._replace(peak=float(np.max([was.peak, *ends])))
+        if isinstance(layer, WEIGHTED):
+            x, axis = inputs[0], -1 if isinstance(layer, nn.Linear) else -2
+            others = [each for each in range(-x.ndim, 0) if each != axis]
+            energies = was.inputs + torch.linalg.vector_norm(x, dim=others).square()
+            power = was.outputs + float(outputs.var(axis, correction=0).sum()) * outputs.shape[axis]
+            heard[name] = heard[name]._replace(inputs=energies, outputs=power)
 
-        return layer.register_forward_hook(hear)
-
-    hooks = [hook(name, layer) for name, layer in module.named_modules() if not any(layer.children())]
+    innermost = ((name, layer) for name, layer in module.named_modules() if not any(layer.children()))
+    hooks = [layer.register_forward_hook(partial(hear, name)) for name, layer in innermost]
     try:
         yield heard
     finally:
@@ -138,8 +136,7 @@ class Recording:
 
     def float_step(self, package: StepModel, modules: VoxCPMModules | None = None) -> FloatStep:
         """The float32 module of a package. modules: with its weights, if they are in memory."""
-        parts = (part for model in self._whole.step_models for part in self._whole.parts(model))
-        declared = next(part for part in parts if part.name == package.name)
+        declared = next(whole for whole in self._whole.packages if whole.name == package.name)
         return FloatStep(self._checkpoint, self._whole, declared, modules)
 
     def reference(self, package: StepModel, modules: VoxCPMModules | None = None) -> Outputs:

@@ -52,14 +52,10 @@ class AudioVAEStep(nn.Module):
 class _Rope(nn.Module):
     """A stack's rotary table, as constants of its step model."""
 
-    cos: Tensor
-    sin: Tensor
-
     def __init__(self, a: Architecture, t: Transformer, length: int) -> None:
         super().__init__()
-        cos, sin = rope_table(a.lm_config, t.head_dim, length)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        table = rope_table(a.lm_config, t.head_dim, length)
+        self.cos, self.sin = (nn.Buffer(half, persistent=False) for half in table)
 
     def all(self) -> Rope:
         return self.cos, self.sin
@@ -92,9 +88,6 @@ class CachedStack(nn.Module):
     products, and positions are counted from the embeddings themselves (TRIALS.md, trodden-path).
     """
 
-    cache_positions: Tensor
-    grid: Tensor
-    offsets: Tensor
     past: type[Past] = Past
     """The form in which attention to the caches is computed."""
 
@@ -120,12 +113,11 @@ class CachedStack(nn.Module):
         self.stacked = max(self.stacks) > 1
         self.one_length = len(lengths) == 1
         self.rope = _Rope(a, t, sizes.kv_length) if t.use_rope else None
-        positions = torch.arange(sizes.kv_length, dtype=torch.int32)
-        self.register_buffer("cache_positions", positions, persistent=False)
+        self.cache_positions = nn.Buffer(torch.arange(sizes.kv_length, dtype=torch.int32), persistent=False)
         if self.utterances > 1:  # Indices of an utterance and of a head, at every pair of both
             axes = map(torch.arange, (self.utterances, t.num_kv_heads))
-            self.register_buffer("grid", torch.stack(torch.meshgrid(*axes, indexing="ij")), persistent=False)
-        self.register_buffer("offsets", torch.arange(lengths[0], dtype=torch.int32), persistent=False)
+            self.grid = nn.Buffer(torch.stack(torch.meshgrid(*axes, indexing="ij")), persistent=False)
+        self.offsets = nn.Buffer(torch.arange(lengths[0], dtype=torch.int32), persistent=False)
 
     def forward(
         self, embeddings: Tensor, position: Tensor, state: tuple[Tensor, ...]
@@ -197,10 +189,7 @@ class BaseLMStep(nn.Module):
         self.lm, self.quantizer, self.stop_proj, self.stop_head = lm, quantizer, stop_proj, stop_head
 
     def forward(self, embeddings: Tensor, position: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """hidden and fsq_hidden (1, S, hidden), stop_logits (1, S, 2), then the updated state.
-
-        embeddings (1, S, hidden); position (1,); state: keys and values of each layer in turn.
-        """
+        """hidden and fsq_hidden (1, S, hidden), stop_logits (1, S, 2), the updated state; inputs: `CachedStack`."""
         hidden, updated = self.lm(embeddings, position, state)
         quantized = self.quantizer(hidden)
         stop_logits = self.stop_head(nn.functional.silu(self.stop_proj(quantized)))
@@ -215,10 +204,7 @@ class LMStep(nn.Module):
         self.lm = lm
 
     def forward(self, embeddings: Tensor, position: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """hidden (1, S, hidden), then the updated state.
-
-        embeddings (1, S, hidden); position (1,); state: keys and values of each layer in turn.
-        """
+        """hidden (1, S, hidden), then the updated state; inputs: `CachedStack`."""
         hidden, updated = self.lm(embeddings, position, state)
         return hidden, *updated
 
@@ -244,18 +230,14 @@ class LocDiTSolve(nn.Module):
     The same loop as the runtime's `flow_matching.solve`. The first steps, with zero velocity, are skipped.
     """
 
-    smallest_peak: Tensor
-    smallest_square: Tensor
-    delta: Tensor
-
     def __init__(self, step: LocDiTStep, width: int) -> None:
         super().__init__()
         self.step = step
         # Without a mean mode, the step length that the DiT gets is zero: sines of 0, cosines of 1.
-        self.register_buffer("delta", torch.arange(width)[None].ge(width // 2).float(), persistent=False)
-        self.register_buffer("smallest_peak", torch.tensor([1e-3]), persistent=False)
+        self.delta = nn.Buffer(torch.arange(width)[None].ge(width // 2).float(), persistent=False)
+        self.smallest_peak = nn.Buffer(torch.tensor([1e-3]), persistent=False)
         # Far below the mean square of values whose largest magnitude is 1; it matters only where all are zero.
-        self.register_buffer("smallest_square", torch.tensor([1e-4]), persistent=False)
+        self.smallest_square = nn.Buffer(torch.tensor([1e-4]), persistent=False)
 
     def forward(
         self,

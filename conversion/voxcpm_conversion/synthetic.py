@@ -150,31 +150,28 @@ class _Weights:
     def normal(self, name: str, shape: Shape) -> Tensor:
         """Standard normal float32 values, determined by the seed and the name."""
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
-        return torch.randn(
-            shape, generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        )
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        return torch.randn(shape, generator=generator)
 
     def drawn(self, name: str, shape: Shape) -> Tensor:
         """The values of the weight `name`, from the first rule that matches it."""
-        rule = next(rule for pattern, rule in _RULES if pattern.search(name))
+        rule = next(rule for pattern, rule in _RULES if re.search(pattern, name))
         weight = rule(self, name, shape)
         for pattern, change in _TRAINED.get(self._likeness, ()):
             weight = change(self, name, weight) if re.search(pattern, name) else weight
         return weight
 
-    def tails(self, name: str, weight: Tensor, deviation: float) -> Tensor:
+    def tails(self, name: str, weight: Tensor, deviation: float = _DEVIATION) -> Tensor:
         """The weight times log-normal numbers of unit power; `deviation` is that of their logarithm."""
-        return (
-            weight
-            * self.normal(f"{name}.tails", tuple(weight.shape)).mul_(deviation).sub_(deviation**2).exp_()
-        )
+        numbers = self.normal(f"{name}.tails", tuple(weight.shape))
+        return weight * numbers.mul_(deviation).sub_(deviation**2).exp_()
 
     def outliers(self, width: int) -> Tensor:
         """Indices of the outlier channels of all residual streams of one width."""
         return self.normal(f"outliers.{width}", (width,)).topk(max(1, width // _CHANNELS_PER_OUTLIER)).indices
 
     def magnitude(self, name: str, shape: Shape) -> Tensor:
-        gain = next(gain for pattern, gain in _ROW_NORMS if pattern.search(name))
+        gain = next(gain for pattern, gain in _ROW_NORMS if re.search(pattern, name))
         target = gain(shape) if callable(gain) else gain
         gains = self.normal(f"{name}_g", (shape[0], 1, 1)).mul_(0.1).add_(1.0).clamp_(min=0.5) * target
         return self.tails(name, gains, _ROW_DEVIATION) if self._likeness == "tails" else gains
@@ -186,7 +183,7 @@ class _Weights:
             rows = direction[self.outliers(shape[0])]
             early = 1 + 2 * rows[..., : shape[2] // 2]
             direction[self.outliers(shape[0])] = torch.cat((early, 1 - early), dim=2) * rows[..., :1]
-        return self.tails(name, direction, _DEVIATION) if self._likeness == "tails" else direction
+        return self.tails(name, direction) if self._likeness == "tails" else direction
 
 
 Rule = Callable[[_Weights, str, Shape], Tensor]
@@ -277,10 +274,6 @@ def _scaled_channels(factor: float) -> _Change:
     return change
 
 
-def _tailed(weights: _Weights, name: str, weight: Tensor) -> Tensor:
-    return weights.tails(name, weight, _DEVIATION)
-
-
 def _tied(weights: _Weights, name: str, weight: Tensor) -> Tensor:
     """Both logits with a common part that is far larger than their difference, and a quarter of the usual lead."""
     common = weights.normal(f"{name}.common", (1, weight.shape[1])) * (_COMMON * weight.std())
@@ -316,7 +309,7 @@ _TRAINED: dict[Likeness, tuple[tuple[str, _Change], ...]] = {
         (r"(input|post_attention)_layernorm\.weight$", _scaled_channels(1 / _CHANNEL)),
         (r"([qkv]|gate|up)_proj\.weight$", _scaled_channels(_CHANNEL)),
     ),
-    "tails": ((r"(_proj|linear_[12])\.weight$", _tailed),),
+    "tails": ((r"(_proj|linear_[12])\.weight$", _Weights.tails),),
     "massive": ((r"special_token$|embed_tokens\.weight$", _massive),),
     "tied": ((r"stop_head\.weight$", _tied),),
     "tonal": (
@@ -326,31 +319,28 @@ _TRAINED: dict[Likeness, tuple[tuple[str, _Change], ...]] = {
 }
 
 # The first matching pattern gives a weight's rule.
-_RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
-    (re.compile(pattern), rule)
-    for pattern, rule in (
-        (r"embed_tokens\.weight$", _embedding),
-        (r"(input|post_attention)_layernorm\.weight$", _damping_norm),
-        (r"norm\.weight$", _norm),
-        (r"[qk]_proj\.weight$", _linear(1.5)),
-        (r"(o|down)_proj\.weight$", _branch(1.6)),
-        (r"fsq_layer\.out_proj\.weight$", _linear(1 / _TANH_RMS)),
-        (r"(lm|res)_to_dit_proj\.weight$", _linear(0.25)),
-        (r"(lm|res)_to_dit_proj\.bias$", _spread(0.0, 0.65)),
-        (r"enc_to_lm_proj\.weight$", _linear(0.5)),
-        (r"enc_to_lm_proj\.bias$", _spread(0.0, 0.85)),
-        (r"cond_proj\.weight$", _linear(0.4)),
-        (r"estimator\.out_proj\.weight$", _velocity),
-        (r"time_mlp\.linear_1\.weight$", _linear(math.sqrt(2.0))),
-        (r"time_mlp\.linear_2\.weight$", _linear(1 / _SILU_RMS)),
-        (r"stop_head\.weight$", _stop_head),
-        (r"feat_encoder\.special_token$", _spread(0.0, 1.0)),
-        (r"\.alpha$", _alpha),
-        (r"scale_embed\.weight$", _spread(1.0, 0.1)),
-        (r"bias_embed\.weight$", _spread(0.0, 0.1)),
-        (r"\.bias$", _spread(0.0, 0.1)),
-        (r"\.weight$", _linear(1.0)),
-    )
+_RULES: tuple[tuple[str, Rule], ...] = (
+    (r"embed_tokens\.weight$", _embedding),
+    (r"(input|post_attention)_layernorm\.weight$", _damping_norm),
+    (r"norm\.weight$", _norm),
+    (r"[qk]_proj\.weight$", _linear(1.5)),
+    (r"(o|down)_proj\.weight$", _branch(1.6)),
+    (r"fsq_layer\.out_proj\.weight$", _linear(1 / _TANH_RMS)),
+    (r"(lm|res)_to_dit_proj\.weight$", _linear(0.25)),
+    (r"(lm|res)_to_dit_proj\.bias$", _spread(0.0, 0.65)),
+    (r"enc_to_lm_proj\.weight$", _linear(0.5)),
+    (r"enc_to_lm_proj\.bias$", _spread(0.0, 0.85)),
+    (r"cond_proj\.weight$", _linear(0.4)),
+    (r"estimator\.out_proj\.weight$", _velocity),
+    (r"time_mlp\.linear_1\.weight$", _linear(math.sqrt(2.0))),
+    (r"time_mlp\.linear_2\.weight$", _linear(1 / _SILU_RMS)),
+    (r"stop_head\.weight$", _stop_head),
+    (r"feat_encoder\.special_token$", _spread(0.0, 1.0)),
+    (r"\.alpha$", _alpha),
+    (r"scale_embed\.weight$", _spread(1.0, 0.1)),
+    (r"bias_embed\.weight$", _spread(0.0, 0.1)),
+    (r"\.bias$", _spread(0.0, 0.1)),
+    (r"\.weight$", _linear(1.0)),
 )
 
 
@@ -361,15 +351,12 @@ def _transposed(shape: Shape) -> float:
 
 
 # Length of a row with weight norm, such that typical input gives unit variance; the level of speech is near 0.1.
-_ROW_NORMS: tuple[tuple[re.Pattern[str], float | Callable[[Shape], float]], ...] = tuple(
-    (re.compile(pattern), gain)
-    for pattern, gain in (
-        (r"^encoder\.block\.0\.weight$", 6.0),
-        (r"^encoder\.block\.\d+\.block\.4\.weight$", 1 / (_SNAKE_RMS * 1.15)),
-        (r"^decoder\.model\.\d+\.block\.1\.weight$", _transposed),
-        (r"block\.\d+\.block\.1\.weight$", 1 / _SNAKE_RMS),
-        (r"block\.\d+\.block\.3\.weight$", 0.3 / _SNAKE_RMS),
-        (r"^decoder\.model\.([2-9]|\d\d+)\.weight$", 0.25),
-        (r"\.weight$", 1.0),
-    )
+_ROW_NORMS: tuple[tuple[str, float | Callable[[Shape], float]], ...] = (
+    (r"^encoder\.block\.0\.weight$", 6.0),
+    (r"^encoder\.block\.\d+\.block\.4\.weight$", 1 / (_SNAKE_RMS * 1.15)),
+    (r"^decoder\.model\.\d+\.block\.1\.weight$", _transposed),
+    (r"block\.\d+\.block\.1\.weight$", 1 / _SNAKE_RMS),
+    (r"block\.\d+\.block\.3\.weight$", 0.3 / _SNAKE_RMS),
+    (r"^decoder\.model\.([2-9]|\d\d+)\.weight$", 0.25),
+    (r"\.weight$", 1.0),
 )

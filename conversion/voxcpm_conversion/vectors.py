@@ -33,16 +33,16 @@ from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 from voxcpm_conversion.step_modules import build_step
 from voxcpm_conversion.workspace import Workspace
 
-Noise = Callable[[tuple[int, ...]], npt.NDArray[np.float32]]
-"""Standard normal numbers of a shape."""
-
 _SPEECH = 0.05
 """Root mean square of speech in [-1, 1]. Latents, hidden states and conditions are near 1."""
 
-_Source = Callable[[Noise, tuple[int, ...], float], Array]
+_Tokens = Callable[[np.random.Generator, tuple[int, ...]], Array]
+"""Text embeddings of a shape (…, hidden)."""
+_Source = Callable[[Callable[[], Array], tuple[int, ...], float], Array]
 _SOURCES: dict[str, _Source] = {
-    "audio": lambda noise, shape, time: noise(shape) * _SPEECH,
-    "mu": lambda noise, shape, time: noise(shape) * _conditional(shape),
+    "audio": lambda noise, shape, time: noise() * _SPEECH,
+    # Zero in the odd rows, which are unconditional.
+    "mu": lambda noise, shape, time: noise() * (np.arange(shape[0]) % 2 == 0)[:, np.newaxis],
     "t_embedding": lambda noise, shape, time: time_embedding(shape, time),
     "dt_embedding": lambda noise, shape, time: time_embedding(shape, 0.0),
     # These three are inputs of `locdit_solve`: even steps from time 1 to 0.
@@ -52,7 +52,10 @@ _SOURCES: dict[str, _Source] = {
     "step_lengths": lambda noise, shape, time: np.full(shape, 1 / shape[0]),
     "cfg_value": lambda noise, shape, time: np.full(shape, 2.0),
 }
-"""Input name -> its values, given the DiT's time from 1 (noise) to 0 (data). Any other input is noise."""
+"""Input name -> its values, given standard normal numbers, its shape and the DiT's time from 1 (noise) to 0 (data).
+
+Any other input is noise.
+"""
 
 
 def add_vectors(
@@ -66,12 +69,9 @@ def add_vectors(
 
 
 def compute_vectors(
-    step: nn.Module,
-    declared: StepModel,
-    sizes: StepSizes,
-    tokens: Callable[[np.random.Generator, tuple[int, ...]], Array],
+    step: nn.Module, declared: StepModel, sizes: StepSizes, tokens: _Tokens
 ) -> dict[str, Array]:
-    """The tensors of a step model's test vectors by name. tokens: text embeddings of a shape (…, hidden)."""
+    """The tensors of a step model's test vectors by name."""
     generator = np.random.default_rng(list(declared.name.encode()))
     arrays: dict[str, Array] = {}
     left: dict[str, Array] = {}
@@ -100,10 +100,7 @@ def _state_before(stream: VectorStream, left: dict[str, Array], sizes: StepSizes
 
 
 def _inputs(
-    stream: VectorStream,
-    call: int,
-    generator: np.random.Generator,
-    tokens: Callable[[np.random.Generator, tuple[int, ...]], Array],
+    stream: VectorStream, call: int, generator: np.random.Generator, tokens: _Tokens
 ) -> dict[str, Array]:
     time = 1 - call / stream.calls
 
@@ -113,8 +110,12 @@ def _inputs(
             return np.full(shape, stream.start + call * stream.length, np.int32)
         if stream.declared.name == BASE_LM_STEP:
             return _stored(tokens(generator, shape))
-        source = _SOURCES.get(tensor.name, _noise)
-        return _stored(source(lambda shape: generator.standard_normal(shape, np.float32), shape, time))
+
+        def noise() -> Array:
+            return generator.standard_normal(shape, np.float32)
+
+        source = _SOURCES.get(tensor.name)
+        return _stored(source(noise, shape, time) if source else noise())
 
     return {tensor.name: values(tensor) for tensor in stream.declared.inputs}
 
@@ -140,15 +141,6 @@ def _token_embeddings(
     return np.asarray(table[generator.integers(len(table), size=shape[:-1])], np.float32) * np.float32(
         a.text_embedding_scale
     )
-
-
-def _noise(noise: Noise, shape: tuple[int, ...], _time: float) -> Array:
-    return noise(shape)
-
-
-def _conditional(shape: tuple[int, ...]) -> Array:
-    """1 in the even rows and 0 in the odd ones, which are unconditional: (rows, 1)."""
-    return (np.arange(shape[0]) % 2 == 0)[:, np.newaxis]
 
 
 def time_embedding(shape: tuple[int, ...], time: float) -> Array:

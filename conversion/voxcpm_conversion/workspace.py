@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from unittest import mock
 
 from pydantic import TypeAdapter
 
@@ -31,11 +31,6 @@ from voxcpm_constants.file_locks import Lock, lock_folder
 from voxcpm_constants.json_files import json_content
 from voxcpm_constants.manifest import FileRecord, check_files, record_file
 from voxcpm_conversion.replacing import BUNDLE, PARTS_FILE, PLAN_FILE, REPLACED, TEMPORARY, partial_folder
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
 
 _FILE_ERROR = re.compile(
     r"(filesystem error|\[MIL FileWriter\]): (?P<reason>[^\[\n]*[^\[\n\s])"
@@ -91,12 +86,10 @@ class Workspace:
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._lock.release()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Workspace:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.close()
         # Unlike a failed open, a failed write does not name its file.
         if isinstance(error, OSError) and error.filename is None and error.errno in _OF_THE_DISK:
@@ -146,8 +139,7 @@ class Workspace:
         coremltools writes gigabytes of them, which would be left behind if the process were killed. Raises InputError
         if coremltools cannot write a file.
         """
-        with _TEMPDIR_LOCK:
-            before, tempfile.tempdir = tempfile.tempdir, str(self._temporary)
+        with _TEMPDIR_LOCK, mock.patch.object(tempfile, "tempdir", str(self._temporary)):
             try:
                 yield self._temporary
             except Exception as error:
@@ -161,7 +153,6 @@ class Workspace:
                         raise self._not_written(found["reason"] or found["lost"]) from error
                 raise
             finally:
-                tempfile.tempdir = before
                 shutil.rmtree(self._temporary, ignore_errors=True)
                 self._temporary.mkdir(exist_ok=True)
 

@@ -23,10 +23,9 @@ def compress(step: nn.Module, step_model: str, precision: Precision, examples: t
     backend = import_module("coreai_opt.common").ExportBackend.CoreAI
     specifications = {
         f"^{re.escape(name)}$": quantization.ModuleQuantizerConfig(
-            op_input_spec=None, op_output_spec=None, op_state_spec={"weight": specification}
+            op_input_spec=None, op_output_spec=None, op_state_spec={"weight": _specification(form)}
         )
         for name, form in weight_formats(step, step_model, precision).items()
-        if (specification := _specification(form)) is not None
     }
     config = quantization.QuantizerConfig(
         global_config=None, module_name_configs=specifications, execution_mode=mode
@@ -51,15 +50,13 @@ def weight_formats(step: nn.Module, step_model: str, precision: Precision) -> di
     return formats
 
 
-def _specification(form: Format) -> Any | None:
-    """coreai-opt's specification of a format for a weight (outputs, inputs, …); None if it is not compressed.
+def _specification(form: Format) -> Any:
+    """coreai-opt's specification of a format for a weight (outputs, inputs, …).
 
     Blocks of 32 weights with a scale each and no offset: on an M4 Max 5 times as fast as one scale per channel
     (john-rocky/coreai-model-zoo, minicpm5-1b). The Neural Engine computes blocks wrongly (apple/coreai-models 279).
     """
     spec = import_module("coreai_opt.quantization.spec")
-    if form == "fp16":
-        return None
     return spec.QuantizationSpec(
         dtype=torch.int8 if form == "int8" else torch.int4,  # type: ignore[attr-defined]
         qscheme=spec.QuantizationScheme.SYMMETRIC,

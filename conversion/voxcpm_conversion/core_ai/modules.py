@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,24 +74,15 @@ class StackedCache:
         return self.value[layer]
 
 
-@dataclass(frozen=True)
-class LayerCache:
-    """The cache of one layer within a stacked one."""
-
-    stack: StackedCache
-    layer: int
-
-
 class StackedPast(Past):
-    """The cache of one layer, whose keys and values are a `LayerCache` each."""
+    """The cache of one layer, whose keys and values are each written by a function of their rows."""
+
+    cached: Any
 
     def written(self, keys: Tensor, values: Tensor) -> Cached:
-        """What `Past.written` returns."""
-        k, v = (
-            cache.stack.write(cache.layer, rows)  # type: ignore[attr-defined]
-            for cache, rows in zip(self.cached, (keys, values), strict=True)
-        )
-        return k, v
+        """See `Past`."""
+        write_keys, write_values = self.cached
+        return write_keys(keys), write_values(values)
 
 
 class PhasesConvolution(nn.Conv1d):
@@ -173,7 +164,7 @@ class CoreAIStep(nn.Module):
         else:
             _, position = inputs
             stacks = [StackedCache(tensor, position) for tensor in state]
-            results = self.step(*inputs, *(LayerCache(s, i) for i in range(len(state[0])) for s in stacks))
+            results = self.step(*inputs, *(partial(s.write, i) for i in range(len(state[0])) for s in stacks))
         results = results if isinstance(results, tuple) else (results,)
         outputs, after = results[: self.outputs], results[self.outputs :]
         outputs = tuple(output.float() for output in outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ai.compression import compress
 from voxcpm_conversion.core_ai.modules import CoreAIStep, halve, register_lowering, use_phases
 from voxcpm_conversion.core_ai.toolchain import TOOLS, check_toolchain, import_module, quiet
+from voxcpm_conversion.core_ml.toolchain import StageReport
 from voxcpm_conversion.recipes import RECIPES
 from voxcpm_conversion.step_modules import build_step, example_inputs, loaded_modules
 from voxcpm_conversion.workspace import Workspace
@@ -34,7 +35,7 @@ def add_packages(
     package: StepModel,
     precisions: Sequence[Precision],
     *,
-    report: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    report: StageReport = lambda stage, done, total: None,
 ) -> None:
     """Export a step model, or a part of one, in some precisions and add its programs to the workspace."""
     for precision in precisions:

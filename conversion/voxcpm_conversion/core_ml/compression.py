@@ -40,10 +40,10 @@ def compress(model: Any, step_model: str, precision: Precision, kept: Collection
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     default = RECIPES[precision].default
     stems = {*kept, *(f"step_{name}" for name in kept)}
-    formats = {
-        name: "fp16" if name.removesuffix(_HALF_SUFFIX) in stems else form
-        for name, form in weight_formats(model, step_model, precision).items()
-    }
+    formats: dict[str, Format] = {}
+    for name, shape in _weights(model):
+        weight = name.removesuffix(_HALF_SUFFIX)
+        formats[name] = "fp16" if weight in stems else chosen_format(precision, step_model, weight, shape)
     config = ct.optimize.coreml.OptimizationConfig(
         global_config=_quantizer(ct, default),
         op_type_configs={"gather": None},
@@ -64,14 +64,6 @@ def compress(model: Any, step_model: str, precision: Precision, kept: Collection
         pass_pipeline=ct.PassPipeline.EMPTY,
         skip_model_load=True,
     )
-
-
-def weight_formats(model: Any, step_model: str, precision: Precision) -> dict[str, Format]:
-    """The format of each compressible weight, by its name in the fp16 MLModel."""
-    return {
-        name: chosen_format(precision, step_model, name.removesuffix(_HALF_SUFFIX), shape)
-        for name, shape in _weights(model)
-    }
 
 
 def _weights(model: Any) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -20,12 +20,7 @@ _UNUSED_PASSES = {"common::guard_negative_gather_indices"}
 
 
 def export_step(
-    step: nn.Module,
-    declaration: StepModel,
-    arithmetic: Arithmetic,
-    *,
-    target: Target = "macOS14",
-    state: StateForm = "passed",
+    step: nn.Module, declaration: StepModel, arithmetic: Arithmetic, target: Target, state: StateForm
 ) -> Any:
     """Trace a step module and convert it. Returns a coremltools MLModel that is not loaded for prediction.
 

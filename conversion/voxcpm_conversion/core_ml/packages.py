@@ -20,13 +20,7 @@ from voxcpm_constants.tensor_files import WEIGHT_FILE, is_complete
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_conversion.core_ml.export import export_step
-from voxcpm_conversion.core_ml.toolchain import (
-    TOOLS,
-    StageReport,
-    import_coremltools,
-    passes_unchecked,
-    stages_reported,
-)
+from voxcpm_conversion.core_ml.toolchain import TOOLS, StageReport, exporting, import_coremltools
 from voxcpm_conversion.gate import Gate, measured_path
 from voxcpm_conversion.recipes import RECIPES
 from voxcpm_conversion.step_modules import build_step, loaded_modules
@@ -70,7 +64,7 @@ def add_packages(
             del model
         return {p: {name: scratch / p / f"{name}.mlpackage" for name in form.functions} for p in precisions}
 
-    with stages_reported(report), passes_unchecked(), workspace.temporary_files() as scratch:
+    with exporting(report), workspace.temporary_files() as scratch:
         for precision, functions in export(scratch, precisions, kept).items():
             path = str(manifest.package_path(precision, package.name))
             if gate is None or precision not in quantised:
@@ -106,13 +100,13 @@ def _models(
     step = build_step(declared, modules, checkpoint.architecture, manifest.sizes, state)
     in_float32 = [precision for precision in precisions if declared.precision_in(precision) == "fp32"]
     if in_float32:
-        whole = export_step(step, declared, "fp32", target=manifest.target, state=state)
+        whole = export_step(step, declared, "fp32", manifest.target, state)
         yield from ((precision, whole) for precision in in_float32)
         del whole
     of_half = [precision for precision in precisions if precision not in in_float32]
     if not of_half:
         return
-    half = export_step(step, declared, "fp16", target=manifest.target, state=state)
+    half = export_step(step, declared, "fp16", manifest.target, state)
     # The module's float32 weights are twice as large as the program's: VoxCPM2's base LM would need 17 GB for both.
     del step, modules
     for precision in of_half:

@@ -8,9 +8,10 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 TOOLS = ("coremltools", "torch", "numpy", "voxcpm-coreml")
 """The distributions whose versions determine a package."""
@@ -18,12 +19,12 @@ TOOLS = ("coremltools", "torch", "numpy", "voxcpm-coreml")
 StageReport = Callable[[str, int, int], None]
 """report(stage, done, total): the current pass over the program, and how many of its items are done."""
 
-# The modules in which coremltools 9 uses a progress bar, and its name there.
+# The progress bars of coremltools 9, in the modules that use them.
 _PROGRESS_BARS = (
-    ("coremltools.converters.mil.frontend.torch.ops", "_tqdm"),
-    ("coremltools.converters.mil.mil.passes.pass_pipeline", "tqdm"),
-    ("coremltools.optimize.coreml._quantization_passes", "tqdm"),
-    ("coremltools.optimize.coreml._post_training_quantization", "tqdm"),
+    "coremltools.converters.mil.frontend.torch.ops._tqdm",
+    "coremltools.converters.mil.mil.passes.pass_pipeline.tqdm",
+    "coremltools.optimize.coreml._quantization_passes.tqdm",
+    "coremltools.optimize.coreml._post_training_quantization.tqdm",
 )
 
 _STAGES = {"Frontend": "translating", "pipeline": "optimizing"}
@@ -65,33 +66,21 @@ def import_coremltools() -> ModuleType:
 
 
 @contextmanager
-def passes_unchecked() -> Iterator[None]:
-    """Make coremltools validate a program before and after all passes, but not after each of them.
+def exporting(report: StageReport) -> Iterator[None]:
+    """Redirect coremltools' progress bars to `report`, suppress its warnings, and skip its checks after each pass.
 
-    Those checks take a quarter of an export, and only find defects in coremltools' own passes.
+    It still validates a program before and after all passes. The other checks take a quarter of an export, and only
+    find defects in coremltools' own passes.
     """
+    import_coremltools()
     from coremltools.converters.mil.mil import Program
     from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
-    apply, check = PassPipelineManager.apply_pipeline, Program.validate
+    apply = PassPipelineManager.apply_pipeline
 
     def unchecked(*arguments: Any, **named: Any) -> None:
-        Program.validate = lambda *_, **__: None
-        try:
+        with mock.patch.object(Program, "validate"):
             apply(*arguments, **named)
-        finally:
-            Program.validate = check
-
-    PassPipelineManager.apply_pipeline = staticmethod(unchecked)
-    try:
-        yield
-    finally:
-        PassPipelineManager.apply_pipeline = staticmethod(apply)
-
-
-@contextmanager
-def stages_reported(report: StageReport) -> Iterator[None]:
-    """Redirect coremltools' progress bars to `report`, and suppress its warnings."""
 
     def bar(items: Iterable[Any], desc: str = "", **_: Any) -> Iterator[Any]:
         desc = next((stage for name, stage in _STAGES.items() if name in desc), "compressing")
@@ -101,15 +90,11 @@ def stages_reported(report: StageReport) -> Iterator[None]:
             yield item
         report(desc, total, total)
 
-    import_coremltools()
-    bound = [(importlib.import_module(module), name) for module, name in _PROGRESS_BARS]
-    before = [getattr(module, name) for module, name in bound]
-    for module, name in bound:
-        setattr(module, name, bar)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for (module, name), original in zip(bound, before, strict=True):
-            setattr(module, name, original)
+    with warnings.catch_warnings(), ExitStack() as replaced:
+        warnings.simplefilter("ignore")
+        replaced.enter_context(
+            mock.patch.object(PassPipelineManager, "apply_pipeline", staticmethod(unchecked))
+        )
+        for name in _PROGRESS_BARS:
+            replaced.enter_context(mock.patch(name, bar))
+        yield

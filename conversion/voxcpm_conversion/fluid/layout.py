@@ -32,7 +32,7 @@ from voxcpm_conversion.convert import Report, check_checkpoint, constant
 from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_conversion.core_ml.export import pass_pipeline, register_index_copy
 from voxcpm_conversion.core_ml.packages import require_whole
-from voxcpm_conversion.core_ml.toolchain import TOOLS, import_coremltools, passes_unchecked, stages_reported
+from voxcpm_conversion.core_ml.toolchain import TOOLS, exporting, import_coremltools
 from voxcpm_conversion.fluid.modules import build
 from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.workspace import Workspace
@@ -114,7 +114,7 @@ def write(
         for name, package in packages(a, positions).items():
             paths = {precision: str(package_path(precision, name)) for precision in precisions}
             missing = {precision: path for precision, path in paths.items() if not workspace.has(path)}
-            with stages_reported(partial(report, name)), passes_unchecked(), workspace.temporary_files():
+            with exporting(partial(report, name)), workspace.temporary_files():
                 whole: Any = _export(name, package, checkpoint, sizes) if missing else None
                 for precision, path in missing.items():
                     model = whole if precision == "fp16" else compress(whole, name, precision)

@@ -55,14 +55,12 @@ class SingleEmbedding(nn.Module):
 class TimedDiT(nn.Module):
     """A DiT step that computes the embeddings of its times (upstream `SinusoidalPosEmb`)."""
 
-    frequencies: Tensor
-
     def __init__(self, step: nn.Module, width: int) -> None:
         super().__init__()
         self.step = step
         half = width // 2
         frequencies = 1000 * torch.exp(torch.arange(half).float() * (-math.log(10000) / (half - 1)))
-        self.register_buffer("frequencies", frequencies[None], persistent=False)
+        self.frequencies = nn.Buffer(frequencies[None], persistent=False)
 
     def forward(self, x: Tensor, mu: Tensor, t: Tensor, cond: Tensor, dt: Tensor) -> Tensor:
         """x, cond (2, latent_dim, frames); mu (2, hidden); t, dt (2,) -> velocity (2, latent_dim, frames)."""

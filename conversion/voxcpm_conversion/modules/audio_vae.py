@@ -9,6 +9,7 @@ Shapes below: C channels, L samples at the current rate; the batch is 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,18 +39,9 @@ class Contexts:
 class CausalConv1d(nn.Conv1d):
     """A convolution whose padding is `context` samples on the left, taken from the `Contexts` of the call."""
 
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        kernel: int,
-        *,
-        context: int = 0,
-        stride: int = 1,
-        dilation: int = 1,
-        groups: int = 1,
-    ) -> None:
-        super().__init__(inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups)
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, context: int = 0, **options: Any) -> None:
+        """options: `stride`, `dilation` and `groups` of `nn.Conv1d`."""
+        super().__init__(inputs, outputs, kernel, **options)
         self.context = context
 
     def forward(self, x: Tensor, contexts: Contexts) -> Tensor:  # type: ignore[override]
@@ -162,14 +154,21 @@ class DecoderBlock(_Block):
 class SampleRateCondition(nn.Module):
     """VoxCPM2's learned scale and bias per channel, one pair per range of output sample rates.
 
-    The rate is fixed at conversion, and with it the index `bucket` of its range.
+    The rate is fixed at conversion, and with it the index `bucket` of its range. boundaries: between the ranges, in Hz.
+    Raises CheckpointError for a condition that is not supported.
     """
 
-    def __init__(self, channels: int, buckets: int, bucket: int) -> None:
+    def __init__(self, channels: int, vae: AudioVAEConfig, boundaries: tuple[int, ...]) -> None:
         super().__init__()
-        self.bucket = bucket
-        self.scale_embed = nn.Embedding(buckets, channels)
-        self.bias_embed = nn.Embedding(buckets, channels)
+        if not vae.cond_type.startswith("scale_bias") or vae.cond_out_layer:
+            raise CheckpointError(
+                f"audio_vae_config: sample-rate condition {vae.cond_type!r} with cond_out_layer={vae.cond_out_layer} "
+                "is not supported (expected scale_bias or scale_bias_init without an output layer)"
+            )
+        rate = vae.out_sample_rate or vae.sample_rate
+        self.bucket = sum(rate > boundary for boundary in boundaries)
+        self.scale_embed = nn.Embedding(len(boundaries) + 1, channels)
+        self.bias_embed = nn.Embedding(len(boundaries) + 1, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (1, C, L) -> (1, C, L)."""
@@ -178,10 +177,7 @@ class SampleRateCondition(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latent frames -> audio. Each upsampling block halves the channels.
-
-    Raises CheckpointError for a sample-rate condition that is not supported.
-    """
+    """Latent frames -> audio. Each upsampling block halves the channels, after its sample-rate condition if any."""
 
     def __init__(self, vae: AudioVAEConfig) -> None:
         super().__init__()
@@ -194,43 +190,23 @@ class Decoder(nn.Module):
             if vae.depthwise
             else [CausalConv1d(vae.latent_dim, channels, 7, context=6)]
         )
-        inputs = []
+        conditions = {}
         for stride in vae.decoder_rates:
-            inputs.append((len(layers), channels))
+            if vae.sr_bin_boundaries is not None:
+                conditions[str(len(layers))] = SampleRateCondition(channels, vae, vae.sr_bin_boundaries)
             layers.append(DecoderBlock(channels, channels // 2, stride, vae.depthwise))
             channels //= 2
         self.model = Chain([*layers, Snake(channels), CausalConv1d(channels, 1, 7, context=6), nn.Tanh()])
-        self.sr_cond_model = _sample_rate_conditions(vae, len(self.model), dict(inputs))
+        self.sr_cond_model = nn.ModuleDict(conditions)
 
     def forward(self, latents: Tensor, contexts: Contexts) -> Tensor:
         """latents (1, latent_dim, frames) -> audio (1, 1, frames·hop) within [-1, 1]."""
         x = latents
         for index, layer in enumerate(self.model):
-            if self.sr_cond_model is not None and isinstance(layer, DecoderBlock):
-                x = self.sr_cond_model[index](x)
+            if str(index) in self.sr_cond_model:
+                x = self.sr_cond_model[str(index)](x)
             x = layer(x) if isinstance(layer, (Snake, nn.Tanh)) else layer(x, contexts)
         return x
-
-
-def _sample_rate_conditions(
-    vae: AudioVAEConfig, length: int, channels: dict[int, int]
-) -> nn.ModuleList | None:
-    """Upstream's `sr_cond_model`: one entry per decoder layer, None for a layer without a condition."""
-    if vae.sr_bin_boundaries is None:
-        return None
-    if not vae.cond_type.startswith("scale_bias") or vae.cond_out_layer:
-        raise CheckpointError(
-            f"audio_vae_config: sample-rate condition {vae.cond_type!r} with cond_out_layer={vae.cond_out_layer} "
-            "is not supported (expected scale_bias or scale_bias_init without an output layer)"
-        )
-    rate = vae.out_sample_rate or vae.sample_rate
-    bucket = sum(rate > boundary for boundary in vae.sr_bin_boundaries)
-    buckets = len(vae.sr_bin_boundaries) + 1
-    conditions = (
-        SampleRateCondition(channels[index], buckets, bucket) if index in channels else None
-        for index in range(length)
-    )
-    return nn.ModuleList(conditions)  # type: ignore[arg-type]
 
 
 class AudioVAE(nn.Module):

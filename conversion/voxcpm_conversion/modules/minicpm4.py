@@ -34,16 +34,13 @@ class RMSNorm(nn.Module):
     x / sqrt(mean(x²) + eps) = y / sqrt(mean(y²) + eps / m²) with y = x / m.
     """
 
-    root_eps: Tensor
-    smallest_peak: Tensor
-
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         # A tensor, not a number: coremltools turns number / tensor into `inverse`, which adds 1e-4 to the divisor.
-        self.register_buffer("root_eps", torch.tensor([math.sqrt(eps)], device="cpu"), persistent=False)
+        self.root_eps = nn.Buffer(torch.tensor([math.sqrt(eps)], device="cpu"), persistent=False)
         # maximum() with a tensor, not clamp(): clamp becomes `clip` with an upper bound of infinity.
-        self.register_buffer("smallest_peak", torch.tensor([_SMALLEST_PEAK], device="cpu"), persistent=False)
+        self.smallest_peak = nn.Buffer(torch.tensor([_SMALLEST_PEAK], device="cpu"), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, size) -> (B, S, size)."""
@@ -187,6 +184,9 @@ class WatchedPast:
         return result, present
 
 
+AnyPast = Past | ReadOnlyPast | WatchedPast
+
+
 def attended(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention of each sequence's queries over all of its own positions.
 
@@ -214,11 +214,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(query, t.hidden_size, bias=False)
 
     def forward(
-        self,
-        x: Tensor,
-        rope: Rope | None,
-        past: Past | ReadOnlyPast | WatchedPast | None = None,
-        keep: slice = EVERY,
+        self, x: Tensor, rope: Rope | None, past: AnyPast | None = None, keep: slice = EVERY
     ) -> tuple[Tensor, Cached]:
         """x (B, S, hidden) -> (B, kept, hidden), and the keys and values that were attended to."""
         heads, width = self.kv_heads * self.groups, self.head_dim
@@ -279,11 +275,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(t.hidden_size, t.rms_norm_eps)
 
     def forward(
-        self,
-        x: Tensor,
-        rope: Rope | None,
-        past: Past | ReadOnlyPast | WatchedPast | None = None,
-        keep: slice = EVERY,
+        self, x: Tensor, rope: Rope | None, past: AnyPast | None = None, keep: slice = EVERY
     ) -> tuple[Tensor, Cached]:
         """x (B, S, hidden) -> (B, kept, hidden): the positions `keep` attend to all, and only they are computed."""
         branch, cached = self.self_attn(self.input_layernorm(x), rope, past, keep)

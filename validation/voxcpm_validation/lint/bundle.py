@@ -74,8 +74,7 @@ def _lint_precision(
     check_digests(folder, files)
     findings: list[Finding] = []
     functions: list[Function | CoreAIFunction] = []
-    packages = [part for name in manifest.step_models for part in manifest.parts(name)]
-    for declared in packages:
+    for declared in manifest.packages:
         package = str(manifest.package_path(precision, declared.name))
         report(package)
         read: Sequence[Function | CoreAIFunction]
@@ -90,7 +89,7 @@ def _lint_precision(
         findings += [finding for function in read for finding in lint_function(function, package, rules)]
         functions += read
     return PrecisionReport(
-        packages=len(packages),
+        packages=len(manifest.packages),
         functions=len(functions),
         operations=sum(function.operation_count for function in functions),
         findings=tuple(findings),
