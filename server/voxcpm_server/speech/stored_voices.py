@@ -150,9 +150,9 @@ def read_aliases(path: Path | None) -> dict[str, str]:
     """Read aliases from a JSON file. Raises InputError if it is not an object of strings."""
     if path is None:
         return {}
-    document = None
+    file, document = user_path(path), None
     with naming_errors(f"{path}: cannot read the aliases"), suppress(ValueError):
-        document = read_json(user_path(path))
+        document = read_json(file)
     if not isinstance(document, dict) or not all(isinstance(meant, str) for meant in document.values()):
         raise InputError(f'{path}: expected a JSON object from alias to voice, such as {{"alloy": "ada"}}')
     if DEFAULT_VOICE in document:
