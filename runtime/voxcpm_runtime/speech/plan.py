@@ -12,7 +12,7 @@ from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.request import CancelToken, Request
 from voxcpm_runtime.speech.results import PlannedSegment
-from voxcpm_runtime.text.lexicon import Lexicon, pronunciation
+from voxcpm_runtime.text.lexicon import Lexicon
 from voxcpm_runtime.voices.recordings import UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
 
@@ -36,6 +36,9 @@ class Plan:
     seed: int | None
     """The seed of the first attempt at the first segment; None if the caller passed an rng."""
     cancel: CancelToken
+    lexicon: Lexicon
+    """What is said differently than it is written: the call's entries, the voice's, the bundle's."""
+    pronounced: Callable[[str], str]  # Says a text as the lexicon does
     read: Callable[[Plan], Iterator[PlannedSegment]]
     """Reads the whole text again, lazily: `planning.read_text`."""
     description: str = ""  # The control, without its parentheses
@@ -47,20 +50,9 @@ class Plan:
     """All segments, or only the first one of a long text."""
 
     @cached_property
-    def lexicon(self) -> Lexicon:
-        """What is said differently than it is written: the call's entries, the voice's, the bundle's."""
-        own = self.voice.header.lexicon if isinstance(self.voice, Voice) else {}
-        return {**self.bundle.lexicon, **own, **self.request.lexicon}
-
-    @cached_property
-    def pronounced(self) -> Callable[[str], str]:
-        """Says a text as the lexicon does."""
-        return pronunciation(tuple(self.lexicon.items())) if self.lexicon else str
-
-    @cached_property
     def segments(self) -> tuple[PlannedSegment, ...]:
         """The segments of the whole text, which is read to its end. Raises InputError, and Cancelled."""
-        return tuple(self.each_segment())
+        return self.opening if self.is_read else tuple(self.read(self))
 
     def each_segment(self) -> Iterable[PlannedSegment]:
         """The segments of the whole text; a long one is read lazily. Errors: see `segments`."""

@@ -21,8 +21,10 @@ from voxcpm_runtime.speech.spine import tokenised
 from voxcpm_runtime.speech.splitting import in_part, parts_of, split, split_marked_up, with_controls
 from voxcpm_runtime.text.cleaning import Cleaner
 from voxcpm_runtime.text.control import leading_control
+from voxcpm_runtime.text.lexicon import pronunciation
 from voxcpm_runtime.text.normalization import check_sayable
 from voxcpm_runtime.text.segments import Segment, require_words
+from voxcpm_runtime.voices.voice import Voice
 
 
 def plan(bundle: Bundle, request: Request) -> Plan:
@@ -67,6 +69,8 @@ def _without_segments(bundle: Bundle, request: Request) -> Plan:
     cancel.check()
     control, text_start = leading_control(text) if text and a.traits.takes_reference else ("", 0)
     voice = request.voiced(bundle).read(a, trimmed=options.trim_silence_vad)
+    own = voice.header.lexicon if isinstance(voice, Voice) else {}
+    lexicon = {**bundle.lexicon, **own, **request.lexicon}
     empty_plan = Plan(
         bundle=bundle,
         request=request,
@@ -74,6 +78,8 @@ def _without_segments(bundle: Bundle, request: Request) -> Plan:
         voice=voice,
         seed=first_seed(request.seed, request.rng),
         cancel=cancel,
+        lexicon=lexicon,
+        pronounced=pronunciation(tuple(lexicon.items())) if lexicon else str,
         read=read_text,
         text=text,
         text_start=text_start,

@@ -12,6 +12,7 @@ from voxcpm_runtime.speech.budget import MIN_SEGMENT_TOKENS, count_tokens, fits_
 from voxcpm_runtime.speech.plan import Plan
 from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.text.control import checked_control, leading_control
+from voxcpm_runtime.text.lexicon import pronunciation
 from voxcpm_runtime.text.segments import Segment, each_segment, one_segment
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def in_part(plan: Plan, part: Part) -> Plan:
     if part.voice is None:
         return replace(plan, options=options)
     part.voice.check(plan.bundle.architecture)
-    return replace(plan, options=options, voice=part.voice, description="")
+    lexicon = {**plan.bundle.lexicon, **part.voice.header.lexicon, **plan.request.lexicon}
+    said = pronunciation(tuple(lexicon.items()))
+    return replace(plan, options=options, voice=part.voice, description="", lexicon=lexicon, pronounced=said)
 
 
 def with_controls(plan: Plan, *controls: str | None) -> Plan:
