@@ -124,8 +124,7 @@ class Follower:
 
         patches: the number of patches that count. Default: all.
         """
-        way = self._way(patches)
-        if not way:
+        if not (way := self._way(patches)):
             return []
         counts = np.zeros(len(self._said), int)
         edges = [*self._places, len(self._said)]
@@ -156,11 +155,10 @@ class Follower:
         self._before[_MAX_TOKENS:] = last.scores
         ways = self._windows + self._costs
         step = ways.argmax(axis=1)
-        origins = self._tokens - _MAX_TOKENS + step
         scores = ways[self._tokens, step]
         best = int(last.scores.argmax())
         jumps = last.scores[best] - _JUMP > scores
-        origins = np.where(jumps, best, origins)
+        origins = np.where(jumps, best, self._tokens - _MAX_TOKENS + step)
         scores = np.where(jumps, last.scores[best] - _JUMP, scores) + likely
         at = int(scores.argmax())
         jumped = np.where(jumps, index, last.jumps[origins])

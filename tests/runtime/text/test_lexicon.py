@@ -30,6 +30,15 @@ def test_a_large_lexicon_is_read_in_one_pass():
     assert time.process_time() - began < 10
 
 
+@pytest.mark.filterwarnings("ignore:this voice has no token")
+def test_the_parts_of_a_text_share_a_large_lexicon(tts):
+    large = {f"word{n}": "said" for n in range(100_000)}
+    began = time.process_time()
+    plan = tts.plan("Hello word5. [pause 0.1s] " * 300, markup=True, lexicon=large)
+    assert [segment.said for segment in plan.segments] == ["Hello said."] * 300
+    assert time.process_time() - began < 6
+
+
 def test_the_last_of_several_sources_wins(tmp_path):
     file = tmp_path / "names.tsv"
     content, entries = TABLES["lexicon_files"][0]
